@@ -61,7 +61,7 @@ FIRST = (
     "test_kernels_build",
     "test_gguf_models",
     "test_patcher_lora",
-    "test_wan_vae",
+    "test_vaes",
     "test_streaming_patcher",
     "test_unet_channels_last",
     "test_unet_patches",

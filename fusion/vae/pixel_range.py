@@ -1,9 +1,12 @@
-"""Pixels between 0 and 1, as pictures have them, and between -1 and 1, as VAEs do: changed piece by piece on the card.
+"""Pixels between 0 and 1, as pictures have them, and between -1 and 1, as VAEs do: changed piece by
+piece on the card.
 
-Stock does it on the host, with all pixels at once, while the card waits. In front of an encoding it makes three copies (* 2, - 1,
-to the VAE's type): of a video of 81 frames of 480x832 one pass alone takes 0.15 s, a third of what the encoding takes. Behind a
-decoding it goes over all pixels three times (+ 1, / 2, within 0 and 1): of the same video 2.3 GB of the host's memory are read
-and written. Here each piece is changed on the card, when it has arrived (`Unbegun`) or before it leaves (`Finishing`).
+Stock does it on the host, with all pixels at once, while the card waits. In front of an encoding it
+makes three copies (* 2, - 1, to the VAE's type): of a video of 81 frames of 480x832 one pass alone
+takes 0.15 s, a third of what the encoding takes. Behind a decoding it goes over all pixels three
+times (+ 1, / 2, within 0 and 1): of the same video 2.3 GB of the host's memory are read and
+written. Here each piece is changed on the card, when it has arrived (`Unbegun`) or before it leaves
+(`Finishing`).
 
 Only what is stock's usual way for pictures is replaced, and the numbers are the same to the bit.
 """
@@ -22,18 +25,20 @@ from ..base.hooks import FINISHING, TAKES_PIXELS
 
 
 def begin(pixels: Tensor, dtype: torch.dtype) -> Tensor:
-    """Pixels from 0 to 1 become those of an encoder that computes in this type, from -1 to 1: in one pass, added up in the pixels'
-    own."""
+    """Pixels from 0 to 1 become those of an encoder that computes in this type, from -1 to 1: in
+    one pass, added up in the pixels' own.
+    """
     made = torch.empty_like(pixels, dtype=dtype)
     less = torch.full((), -1.0, dtype=pixels.dtype, device=pixels.device)
     return torch.add(less, pixels, alpha=2.0, out=made)
 
 
 class Unbegun(Tensor):
-    """Pixels that an encoder of ours changes when a piece of them has arrived (`taken`): shape, device and strides are theirs.
+    """Pixels that an encoder of ours changes when a piece of them has arrived (`taken`): shape,
+    device and strides are theirs.
 
-    To everybody else it is a tensor of the type that stock would make, so that stock's `.to()` leaves it alone. Who looks at its
-    numbers gets those that stock would have made.
+    To everybody else it is a tensor of the type that stock would make, so that stock's `.to()`
+    leaves it alone. Who looks at its numbers gets those that stock would have made.
     """
 
     pixels: Tensor
@@ -47,7 +52,9 @@ class Unbegun(Tensor):
         return made
 
     def to(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Of its own type it is already: said here, since in inference mode torch asks below, as of anything else."""
+        """Of its own type it is already: said here, since in inference mode torch asks below, as of
+        anything else.
+        """
         made: Tensor = self if args == (self.dtype,) and not kwargs else super().to(*args, **kwargs)
         return made
 
@@ -58,7 +65,9 @@ class Unbegun(Tensor):
 
 
 class Given(NamedTuple):
-    """What an encoder is given. pixels: as they lie. begins: of which type each piece of them is to be made, unless they are it."""
+    """What an encoder is given. pixels: as they lie. begins: of which type each piece of them is to
+    be made, unless they are it.
+    """
 
     pixels: Tensor
     begins: torch.dtype | None
@@ -92,10 +101,11 @@ def finish(pixels: Tensor) -> Tensor:
 
 
 class Finishing:
-    """Stands where a stock VAE has `process_output`, and knows which pixels were finished on their way.
+    """Stands where a stock VAE has `process_output`, and knows which pixels were finished on their
+    way.
 
-    A network that decodes into a buffer asks whether it stands there still: another node may have put something else in its place,
-    which then gets pixels that nobody has touched.
+    A network that decodes into a buffer asks whether it stands there still: another node may have
+    put something else in its place, which then gets pixels that nobody has touched.
     """
 
     def __init__(self, vae: Any) -> None:
@@ -123,8 +133,9 @@ class Finishing:
 
 
 def install(vae: Any) -> None:
-    """Let a stock VAE's pixels be finished where they are made, and begun where they are encoded, if that is what stock does with
-    them."""
+    """Let a stock VAE's pixels be finished where they are made, and begun where they are encoded,
+    if that is what stock does with them.
+    """
     probe = torch.linspace(-1.5, 1.5, 13)
     if torch.equal(vae.process_output(probe.clone()), finish(probe.clone())):
         vae.process_output = Finishing(vae)
@@ -134,7 +145,9 @@ def install(vae: Any) -> None:
 
 
 def finishing_of(net: Any, out: Tensor | None) -> Finishing | None:
-    """What finishes the pixels that a network decodes into this buffer; None: nobody does, or there is none."""
+    """What finishes the pixels that a network decodes into this buffer; None: nobody does, or there
+    is none.
+    """
     finishing: Finishing | None = net.__dict__.get(FINISHING)
     if finishing is not None:
         finishing.begun()

@@ -1,12 +1,15 @@
-"""A patcher for models that are small and used whole, as VAEs are: their weights lie on the card until ComfyUI wants the room.
+"""A patcher for models that are small and used whole, as VAEs are: their weights lie on the card
+until ComfyUI wants the room.
 
-Stock's dynamic patcher is for models that may not fit. Each time one is asked for, it brings anew what is small, a copy for each
-bias and norm that the host waits for, and looks up everything else at each product: half of the time that a picture's decoding
-takes. Stock's plain patcher does neither, but it moves weights: those of a file, which are memory that the system can drop and
-read again, become a copy in RAM when they come back from the card. Here what the file gave stays where it is, and what lies on the
-card is forgotten.
+Stock's dynamic patcher is for models that may not fit. Each time one is asked for, it brings anew
+what is small, a copy for each bias and norm that the host waits for, and looks up everything else
+at each product: half of the time that a picture's decoding takes. Stock's plain patcher does
+neither, but it moves weights: those of a file, which are memory that the system can drop and read
+again, become a copy in RAM when they come back from the card. Here what the file gave stays where
+it is, and what lies on the card is forgotten.
 
-A card without room for all of it has stock's plain way: some modules there, the others brought for each use.
+A card without room for all of it has stock's plain way: some modules there, the others brought for
+each use.
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ class Held(NamedTuple):
 
 
 class HeldPatcher(ModelPatcher):
-    """Stock's plain patcher over a model whose weights stay where they were beside those on the card."""
+    """Stock's plain patcher over a model whose weights stay where they were beside those on the
+    card.
+    """
 
     def load(
         self,
@@ -53,22 +58,27 @@ class HeldPatcher(ModelPatcher):
 
     def unpatch_model(self, device_to: Any = None, unpatch_weights: bool = True, **others: Any) -> None:
         if unpatch_weights:
-            # First the patches go, without anything being moved; what they had changed was a copy too.
+            # First the patches go, without anything being moved; what they had changed was a copy
+            # too.
             super().unpatch_model(None, unpatch_weights, **others)
             give_back(self.model)
         super().unpatch_model(device_to, unpatch_weights, **others)
 
 
 def patcher_of(model: nn.Module, load_device: torch.device, offload_device: torch.device) -> HeldPatcher:
-    """One for a model as stock builds it: what its weights become on a device is noted in its modules, whatever the file has."""
+    """One for a model as stock builds it: what its weights become on a device is noted in its
+    modules, whatever the file has.
+    """
     nbytes = sum(tensor.numel() * kind.itemsize for _, _, tensor, kind in _tensors(model))
     model._register_state_dict_hook(_as_the_file_has_it)  # type: ignore[no-untyped-call]
     return HeldPatcher(model, load_device=load_device, offload_device=offload_device, size=nbytes)
 
 
 def hold(model: nn.Module, device: torch.device, parts: tuple[str, ...] = ("",)) -> None:
-    """Let all that the model computes with lie on the device, in the types in which it computes; where the kernels are ours, the
-    weights of convolutions as they are read. parts: how the names of what is meant begin."""
+    """Let all that the model computes with lie on the device, in the types in which it computes;
+    where the kernels are ours, the weights of convolutions as they are read. parts: how the names
+    of what is meant begin.
+    """
     held: dict[str, Held] = model.__dict__.setdefault(HELD, {})
     is_ours = hasattr(model, POLICY) and device.type == "cuda"
     for module, name, tensor, kind in list(_tensors(model)):
@@ -78,8 +88,9 @@ def hold(model: nn.Module, device: torch.device, parts: tuple[str, ...] = ("",))
 
 
 def hold_alone(model: nn.Module, device: torch.device, parts: tuple[str, ...], others: tuple[str, ...]) -> None:
-    """Of a model that is held these parts lie on the device, and others wait where the file put them: what is computed now has no
-    use for them. A model that is not held stays as it is."""
+    """Of a model that is held these parts lie on the device, and others wait where the file put
+    them: what is computed now has no use for them. A model that is not held stays as it is.
+    """
     held: dict[str, Held] | None = model.__dict__.get(HELD)
     if held:
         for name in [name for name in held if name.startswith(others)]:
@@ -104,7 +115,9 @@ def give_back(model: nn.Module) -> None:
 
 
 def _as_the_file_has_it(model: Any, found: dict[str, Any], prefix: str, _metadata: Any) -> None:
-    """Who saves a model, or looks at its weights, gets all of their digits; what was patched stays patched."""
+    """Who saves a model, or looks at its weights, gets all of their digits; what was patched stays
+    patched.
+    """
     for name, one in model.__dict__.get(HELD, {}).items():
         key = prefix + name
         if key in found and found[key].data_ptr() == one.here.data_ptr():
@@ -123,7 +136,9 @@ def _put(module: nn.Module, name: str, tensor: Tensor) -> Tensor:
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor, torch.dtype]]:
-    """Parameters and buffers: the module, the name from the model on, and the type in which the model computes with it."""
+    """Parameters and buffers: the module, the name from the model on, and the type in which the
+    model computes with it.
+    """
     for path, module in model.named_modules():
         for own, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is not None:

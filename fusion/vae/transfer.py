@@ -1,4 +1,6 @@
-"""Pixels between the host and the card, piece by piece: those of an encoder come (`Inbox`), those of a decoder go (`Outbox`)."""
+"""Pixels between the host and the card, piece by piece: those of an encoder come (`Inbox`), those
+of a decoder go (`Outbox`).
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,12 @@ Place = tuple[slice, ...]
 
 
 class Inbox:
-    """Brings pieces of what lies on the host to a device, each while the card computes the one before.
+    """Brings pieces of what lies on the host to a device, each while the card computes the one
+    before.
 
-    What is not pinned crosses the bus through the driver's own buffers, for which the host waits until the card has done all that
-    it was told before: then the card waits for the host. So a piece is copied into pinned memory first.
+    What is not pinned crosses the bus through the driver's own buffers, for which the host waits
+    until the card has done all that it was told before: then the card waits for the host. So a
+    piece is copied into pinned memory first.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -43,8 +47,9 @@ class Inbox:
 class Outbox:
     """Writes pieces into a result that may be on the host, while the card computes the next piece.
 
-    A piece crosses the bus into pinned memory behind its computation, and is copied to its place when the next piece has
-    been set going: two pinned pieces at a time, and the card never waits for the host's copy.
+    A piece crosses the bus into pinned memory behind its computation, and is copied to its place
+    when the next piece has been set going: two pinned pieces at a time, and the card never waits
+    for the host's copy.
 
     finishes  whether pixels are to be those of pictures when they are there: pixel_range.py
     """
@@ -85,6 +90,8 @@ class Outbox:
 
 
 def touch(part: Tensor) -> None:
-    """Write to every page of a part of a result, rows [..., width]. Memory that is new gets its pages when it is first written, at
-    ten times what the copy takes: better while the host waits for the card anyway."""
+    """Write to every page of a part of a result, rows [..., width]. Memory that is new gets its
+    pages when it is first written, at ten times what the copy takes: better while the host waits
+    for the card anyway.
+    """
     part[..., :: max(1, PAGESIZE // part.element_size())].zero_()

@@ -174,15 +174,6 @@ LONG: dict[str, Sequence[str]] = {
         "test_the_latents_are_the_same[qwen_image]",
         "test_the_latents_are_the_same[chroma]",
     ),
-    "unit/fusion/families/test_image_vae.py": (
-        "test_half_precision_is_as_near_as_stocks[flux2_vae]",
-        "test_bands_make_what_the_whole_makes[flux_vae-references]",
-        "test_bands_make_what_the_whole_makes[sd_vae-references]",
-        "test_bands_make_what_the_whole_makes[flux2_vae-references]",
-        "test_bands_make_what_the_whole_makes[flux2_vae-stock's ops]",
-        "test_the_nodes_get_what_stock_gives[flux2_vae]",
-        "test_nothing_is_left_behind",
-    ),
     "unit/fusion/weights/test_int8_models.py": ("test_torch_compile_takes_a_block_of_8_bits",),
     "unit/fusion/stream/test_text_kv.py": (
         "test_torch_compile_goes_around_it",
@@ -232,12 +223,6 @@ LONG: dict[str, Sequence[str]] = {
         "test_a_lora_before_or_behind[False]",
         "test_a_lora_before_or_behind",
         "test_what_goes_in_stays_dense",
-    ),
-    "unit/fusion/families/test_tiny_vae.py": (
-        "test_half_precision_is_as_near_as_stocks[taef1]",
-        "test_as_stock_whole_and_in_bands[taef2-encode",
-        "test_as_stock_whole_and_in_bands[taef2-decode-stock's ops]",
-        "test_as_stock_whole_and_in_bands[taef1",
     ),
     "unit/checkpoints/test_trained_model.py": (
         "test_latents_have_the_spread_that_stock_expects",
@@ -292,13 +277,6 @@ LONG: dict[str, Sequence[str]] = {
         "test_the_latents_are_as_near_as_fp16_is[wan22_fun_control",
         "test_the_latents_are_as_near_as_fp16_is[wan22_i2v",
         "test_what_adds_to_standard_blocks_from_outside_is_fused_too[wan_animate]",
-    ),
-    "unit/fusion/families/test_wan_vae.py": (
-        "test_the_nodes_get_what_stock_gives[wan22_vae]",
-        "test_bands_make_what_the_whole_makes[wan22_vae-3]",
-        "test_bands_make_what_the_whole_makes[wan_vae-2]",
-        "test_720p_keeps_within_what_was_foretold_and_3_gib[wan22_vae-decode]",
-        "test_720p_keeps_within_what_was_foretold_and_3_gib[wan22_vae",
     ),
     "unit/fusion/graphs/test_graphs_writing.py": (
         "test_many_texts",
@@ -390,16 +368,8 @@ HALVED: dict[str, Sequence[str]] = {
         "test_over_the_backends_for_gpus",
         "test_within_the_first_step_or_the_second",
     ),
-    "unit/fusion/families/test_tiny_vae.py": (
-        "test_as_stock_whole_and_in_bands",
-        "test_what_was_foretold_is_kept_and_is_within_3_gib",
-    ),
     "unit/nodes/test_estimate_route.py": ("test_every_example_gets_an_estimate_or_a_reason",),
     "unit/fusion/stream/test_segments.py": ("test_parts_are_the_same_to_the_bit",),
-    "unit/fusion/families/test_image_vae.py": (
-        "test_what_was_foretold_is_kept_and_is_within_3_gib",
-        "test_latents_become_the_same_picture",
-    ),
     "unit/checkpoints/test_encoder_files.py": ("test_picture_tower_loads_whole_and_sees",),
     "unit/fusion/sparse/test_sparse_attention.py": ("test_the_first_steps_stay_dense",),
     "unit/fusion/families/test_unet_channels_last.py": (
@@ -409,11 +379,6 @@ HALVED: dict[str, Sequence[str]] = {
     "unit/fusion/families/test_unet_blocks.py": ("test_the_latents_are_as_near_as_fp16_is",),
     "unit/fusion/families/test_flux_blocks.py": ("test_the_latents_are_as_near_as_fp16_is",),
     "unit/fusion/load/test_load_checkpoint.py": ("test_with_kernels_off_every_part_is_stocks_to_the_bit",),
-    "unit/fusion/families/test_wan_vae.py": (
-        "test_latents_become_the_same_frames",
-        "test_frames_become_the_same_latents",
-        "test_bands_make_what_the_whole_makes",
-    ),
     "unit/fusion/text/test_writing.py": (
         "test_every_storage",
         "test_the_tokens_are_stocks",

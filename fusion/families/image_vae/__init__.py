@@ -1,4 +1,6 @@
-"""The VAEs of pictures: Stable Diffusion's, SDXL's, Flux' and Flux.2's, and the small ones for previews of the same latents."""
+"""The VAEs of pictures: Stable Diffusion's, SDXL's, Flux' and Flux.2's, and the small ones for
+previews of the same latents.
+"""
 
 from __future__ import annotations
 

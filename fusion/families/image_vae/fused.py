@@ -1,18 +1,18 @@
-"""Stock's AutoencoderKL and AutoencodingEngine over our ops, within a bound of memory: the VAEs of SD, SDXL, Flux and Flux.2.
+"""Stock's AutoencoderKL and AutoencodingEngine over our ops, within a bound of memory: the VAEs of
+SD, SDXL, Flux and Flux.2.
 
-Stock's modules keep the weights. What is stock's own of these VAEs stays so: the batch norm that Flux.2 has around its latents, the
-1x1 convolutions beside them, the mean of what is encoded. Encoder and decoder are ours. A picture passes whole where it fits, else
-in bands (plan.py); decoded rows leave for the host as they are ready, encoded ones come from it as they are needed.
+Stock's modules keep the weights. What is stock's own of these VAEs stays so: the batch norm that
+Flux.2 has around its latents, the 1x1 convolutions beside them, the mean of what is encoded.
+Encoder and decoder are ours. A picture passes whole where it fits, else in bands
+(`vae/picture_planner.py`); decoded rows leave for the host as they are ready, encoded ones come from
+it as they are needed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
-import comfy.model_management
 import torch
 from comfy.ldm.models.autoencoder import AutoencoderKL, AutoencodingEngine
 from comfy.ldm.modules.diffusionmodules.model import Encoder
@@ -21,30 +21,23 @@ from torch import Tensor, nn
 from ....kernels_cuda import STANDARD, KernelPolicy
 from ...base.subclassing import mix
 from ...vae import pixel_range
-from ...vae.memory_limits import (
-    HELD,
-    LIMIT,
-    OTHERS,
-    Leftovers,
-    Progress,
-    Result,
-    channels_last,
-    on_card,
-    weight_bytes,
-)
-from ...vae.transfer import Outbox
+from ...vae.memory_limits import HELD, LIMIT
+from ...vae.picture_plan import Plan
+from ...vae.picture_planner import best
+from ...vae.picture_route import Banded, Route, Whole, decoded, encoded
+from ...vae.picture_stages import Journey, Stage, journey, modules
+from ...vae.request import Request, answer, room_within, with_workspaces
 from .layers import Layers
-from .passage import Passage
-from .plan import Plan, best
-from .stages import Journey, Stage, journey, obstacle
+from .stages import obstacle, table
 
 GRAIN = 1 << 26  # bytes: rooms that differ by less have one plan
 WEIGHTS = 40 << 20  # bytes of those that are laid out for the kernels and kept from band to band
 SMALL = WEIGHTS + (24 << 20)  # bytes beside the pictures: and what allocators round up
 TURNS = 128 << 20  # bytes for what kernels need that take their turn while one is chosen
-# Of what no plan sees, the workspaces of cuDNN's convolutions: pixels up to which SMALL has room for it, and bytes for each one
-# beyond. An H200 held 3.05 GiB of a decoding of 4096x4096 at first use, where the reckoning of the allocator
-# (tests/torch_allocator.py) had 2.80, weights included; for that size these are 96 MiB.
+# Of what no plan sees, the workspaces of cuDNN's convolutions: pixels up to which SMALL has room
+# for it, and bytes for each one beyond. An H200 held 3.05 GiB of a decoding of 4096x4096 at first
+# use, where the reckoning of the allocator (tests/torch_allocator.py) had 2.80, weights included;
+# for that size these are 96 MiB.
 FORESEEN = 2048 * 2048
 UNSEEN = 8
 
@@ -53,9 +46,11 @@ UNSEEN = 8
 
 
 def planned(half: Any, height: int, width: int, item: int, room: int) -> tuple[Journey, Plan | None]:
-    """How a picture of this size passes through an encoder or a decoder. room: bytes that its parts may take."""
+    """How a picture of this size passes through an encoder or a decoder. room: bytes that its parts
+    may take.
+    """
     room -= unseen(half, height, width)
-    found = journey(half, height, width, item, int(room / HELD))
+    found = journey(table(half), height, width, item, int(room / HELD))
     return found, None if found.way is None else best(found.way, room)
 
 
@@ -67,206 +62,103 @@ def unseen(half: Any, height: int, width: int) -> int:
 
 def room_for(vae: Any, limit: int, device: torch.device | None = None) -> int:
     """Bytes that the parts of a picture may take: by the limit, and by what is free on the device."""
-    room = limit - weight_bytes(vae)
-    if device is not None and device.type == "cuda":
-        room = min(room, int(comfy.model_management.get_free_memory(device)))
+    room = room_within(vae, limit, device)
     return max(GRAIN, (room - SMALL - TURNS) // GRAIN * GRAIN)
 
 
 def memory_used(vae: Any, limit: int, decodes: bool, shape: torch.Size, dtype: torch.dtype) -> int:
-    """Bytes that a decoding or encoding takes beside the weights, however many samples there are. For ComfyUI to free."""
+    """Bytes that a decoding or encoding takes beside the weights, however many samples there are.
+    For ComfyUI to free.
+    """
     half = vae.decoder if decodes else vae.encoder
     height, width = shape[2:]
     fold = folding(vae) if decodes else 1
     sides = fold * height, fold * width
     found, plan = planned(half, *sides, dtype.itemsize, room_for(vae, limit))
     passing = found.piece if plan is None else max(int(HELD * found.most), plan.peak)
-    needed = SMALL + TURNS + unseen(half, *sides) + passing
-    # Where our kernels do not serve, torch's convolutions have a workspace.
-    return needed if dtype is torch.float16 else needed * 3 // 2 + (1 << 30)
+    return with_workspaces(SMALL + TURNS + unseen(half, *sides) + passing, dtype)
 
 
 def folding(vae: Any) -> int:
-    """Pixels of the decoder's latent, along either side, in one of the latents that samplers see: Flux.2's are folded 2x2."""
+    """Pixels of the decoder's latent, along either side, in one of the latents that samplers see:
+    Flux.2's are folded 2x2.
+    """
     return 1 if getattr(vae, "bn", None) is None else 2
 
 
 # --------------------------------------------------------------------------------------------------------- the halves
 
 
-@dataclass(frozen=True)
-class Order:
-    """What a half is to do, beside its input.
+def route(half: Any, height: int, width: int, item: int, room: int) -> Route:
+    """Through an encoder or a decoder, for a picture as `planned` has it."""
+    found, plan = planned(half, height, width, item, room)
+    stages = [part for stage, need in zip(found.whole, found.needs, strict=True) for part in _parts(stage, need)]
+    middle = Whole(lambda layers, x: layers.middle(half.mid, x), found.middle)
+    norm = Whole(lambda layers, x: layers.norm(half.norm_out, x))
+    last = Whole(lambda layers, x: layers.last(half.conv_out, x))
+    if isinstance(half, Encoder):
+        whole, end = [*stages, middle, norm, last], None
+    else:
+        end = half.norm_out, half.conv_out
+        first = Whole(lambda layers, x: layers.first(half.conv_in, x))
+        whole = [first, middle, *stages, *((norm, last) if plan is None else ())]
+    if plan is None or found.way is None:
+        # Some of the kernels that are chosen want a little beside what the plan knows: cuDNN's
+        # workspaces, a padded weight.
+        return Route(Layers, whole, None, found.piece + TURNS)
+    return Route(Layers, whole, Banded(found.way, plan, modules(found.banded), end, WEIGHTS), 0)
 
-    device  where it computes
-    into    where decoded pixels go; None: into a tensor like the latents
-    finishes  whether they are to be those of pictures there
-    room    bytes that the parts of a picture may take
-    most    and all that is made on its way
-    alone   whether this is all of a picture, and no tile of one
-    tidies  whether memory that is free goes back from torch's allocator to the card
+
+def _parts(stage: Stage, need: int) -> Iterator[Whole]:
+    """A stage of a picture that passes whole: each module by itself, because the picture that it was
+    given goes when its own is there.
     """
+    entered = len(stage.modules) - len(stage.blocks)
+    for number, module in enumerate(stage.modules):
+        yield _made_by(module, number >= entered, 0 if number else need)
 
-    policy: KernelPolicy
-    device: torch.device
-    room: int
-    most: int
-    alone: bool
-    tidies: bool
-    into: Tensor | None = None
-    finishes: bool = False
 
-    def layers(self, keeps: int = 0) -> Layers:
-        return Layers(self.policy, keeps, self.tidies)
-
-    def passed(self, found: Journey, leftovers: Leftovers, run: Callable[[Order], Result]) -> Result:
-        """What `run` makes of one sample, when torch's allocator is ready for it, and within the bound. A picture that passes whole
-        finds all in one piece of memory; for others nothing of what went before may lie amid what comes."""
-        if not self.tidies:
-            return run(self)
-        whole = found.way is None
-        begun = replace(self, tidies=not whole)
-        # Some of the kernels that are chosen want a little beside what the plan knows: cuDNN's workspaces, a padded weight.
-        return leftovers.serve(lambda: run(begun), found.piece + TURNS if whole else 0, self.most, self.device)
-
-    def spare(self, need: int) -> int:
-        """Bytes that torch's allocator may hold unused before something that needs so many."""
-        return max(0, self.room - int(HELD * need))
+def _made_by(module: Any, is_block: bool, need: int) -> Whole:
+    return Whole(lambda layers, x: (layers.block if is_block else layers.make)(module, x), need)
 
 
 class FusedDecoder:
     """What stock's Decoder is mixed with."""
 
-    def forward(self, z: Tensor, order: Order | None = None, **others: Any) -> Tensor:
+    def forward(self, z: Tensor, request: Request | None = None, **others: Any) -> Tensor:
         """Latents [b, z, h, w] -> pixels [b, 3, 8 h, 8 w]."""
         half: Any = self
-        if order is None:
+        if request is None:
             made: Tensor = super().forward(z, **others)  # type: ignore[misc]
             return made
         b, _, h, w = z.shape
         scale = 2 ** (half.num_resolutions - 1)
         shape = (b, half.conv_out.out_channels, scale * h, scale * w)
-        out = torch.empty(shape, device=z.device, dtype=z.dtype) if order.into is None else order.into
-        found, plan = planned(half, h, w, z.element_size(), order.room)
-        progress = Progress(b * (1 if plan is None else plan.bands), shown=order.alone)
-        outbox, leftovers = Outbox(out, order.finishes), Leftovers(half, z.shape)
-
-        def one(sample: int, begun: Order) -> None:
-            decode(half, begun, z[sample : sample + 1], found, plan, outbox, sample, progress)
-
-        for sample in range(b):
-            comfy.model_management.throw_exception_if_processing_interrupted()
-            order.passed(found, leftovers, partial(one, sample))
-            outbox.flush()
-        return out
-
-
-def decode(
-    half: Any,
-    order: Order,
-    z: Tensor,
-    found: Journey,
-    plan: Plan | None,
-    outbox: Outbox,
-    sample: int,
-    progress: Progress,
-) -> None:
-    """One sample."""
-    layers = order.layers()
-    # In boxes that are emptied: a reference that outlives its use is, for a large picture, hundreds of megabytes.
-    box = [layers.first(half.conv_in, channels_last(z))]
-    layers.tidy(order.spare(found.middle))
-    box.append(layers.middle(half.mid, box.pop()))
-    for stage, need in zip(found.whole, found.needs, strict=True):
-        layers.tidy(order.spare(need))
-        box.append(through(layers, stage, box.pop()))
-
-    def put(first: int, last: int, pixels: Tensor) -> None:
-        outbox.put((slice(sample, sample + 1), slice(None), slice(first, last)), pixels)
-
-    if found.way is None or plan is None:
-        box.append(layers.norm(half.norm_out, box.pop()))
-        pixels = layers.last(half.conv_out, box.pop())
-        put(0, pixels.shape[2], pixels)
-        progress.add(1)
-        return
-    layers = order.layers(keeps=WEIGHTS)
-    end = half.norm_out, half.conv_out
-    like = z.dtype, z.device
-    Passage(layers, found.banded, found.way, plan, partial(_rows, box.pop()), end, progress, like).run(put)
+        out = torch.empty(shape, device=z.device, dtype=z.dtype) if request.into is None else request.into
+        return decoded(half, route(half, h, w, z.element_size(), request.room), request, z, out)
 
 
 class FusedEncoder:
     """What stock's Encoder is mixed with."""
 
     def forward(self, x: Any) -> Tensor:
-        """Pixels [b, 3, h, w], with an order: on any device -> [b, 2 z, h / 8, w / 8], on the order's."""
+        """Pixels [b, 3, h, w], with a request: on any device -> [b, 2 z, h / 8, w / 8], on the
+        request's.
+        """
         half: Any = self
-        if not isinstance(x, Ordered):
+        if not isinstance(x, Asked):
             made: Tensor = super().forward(x)  # type: ignore[misc]
             return made
-        x, order = x.x, x.order
-        height, width = x.shape[2:]
-        found, plan = planned(half, height, width, x.element_size(), order.room)
-        progress = Progress(len(x) * (1 if plan is None else plan.bands), shown=order.alone)
-        latents, leftovers = [], Leftovers(half, x.shape)
-
-        def one(sample: int, begun: Order) -> Tensor:
-            return encode(half, begun, x[sample : sample + 1], found, plan, progress)
-
-        for sample in range(len(x)):
-            comfy.model_management.throw_exception_if_processing_interrupted()
-            latents.append(order.passed(found, leftovers, partial(one, sample)))
-        return torch.cat(latents)
+        pixels, request = x
+        height, width = pixels.shape[2:]
+        return encoded(half, route(half, height, width, pixels.element_size(), request.room), request, pixels)
 
 
-@dataclass(frozen=True)
-class Ordered:
-    """Pixels with an order: stock hands one argument to its encoder."""
+class Asked(NamedTuple):
+    """Pixels with a request: stock hands one argument to its encoder."""
 
     x: Tensor
-    order: Order
-
-
-def encode(half: Any, order: Order, x: Tensor, found: Journey, plan: Plan | None, progress: Progress) -> Tensor:
-    """One sample."""
-
-    def pixels(first: int, last: int) -> Tensor:
-        return channels_last(x[:, :, first:last].to(order.device))
-
-    layers = order.layers()
-    box: list[Tensor] = []
-    if found.way is not None and plan is not None:
-        banded = order.layers(keeps=WEIGHTS)
-        like = x.dtype, order.device
-        made = Passage(banded, found.banded, found.way, plan, pixels, None, progress, like).run()
-        assert made is not None
-        box.append(made)
-        del made
-    else:
-        box.append(pixels(0, x.shape[2]))
-        progress.add(1)
-    for stage, need in zip(found.whole, found.needs, strict=True):
-        layers.tidy(order.spare(need))
-        box.append(through(layers, stage, box.pop()))
-    layers.tidy(order.spare(found.middle))
-    box.append(layers.middle(half.mid, box.pop()))
-    box.append(layers.norm(half.norm_out, box.pop()))
-    return layers.last(half.conv_out, box.pop())
-
-
-def through(layers: Layers, stage: Stage, x: Tensor) -> Tensor:
-    """A stage of a picture that passes whole."""
-    if stage.entry is not None:
-        make = {"up": layers.up, "down": layers.down, "enter": layers.first}[stage.kind]
-        x = make(stage.entry, x)
-    for block in stage.blocks:
-        x = layers.block(block, x)
-    return x
-
-
-def _rows(x: Tensor, first: int, last: int) -> Tensor:
-    return x[:, :, first:last]
+    request: Request
 
 
 # ------------------------------------------------------------------------------------------------------ the fused VAEs
@@ -300,8 +192,9 @@ class Fused:
         room           bytes that the parts of a picture may take, unless the limit shall decide it
         """
         finishes = pixel_range.finishing_of(self, output_buffer)
-        order = self._order(z.device, room, output_buffer is not None, output_buffer)
-        made: Tensor = super().decode(z, order=replace(order, finishes=finishes is not None))  # type: ignore[misc]
+        asked = {"into": output_buffer, "finishes": finishes is not None}
+        request = Request.for_pictures(self, z.device, room, SMALL, output_buffer is not None, **asked)
+        made: Tensor = super().decode(z, request=request)  # type: ignore[misc]
         if finishes is not None and output_buffer is not None:
             finishes.done(output_buffer)
         return made
@@ -314,13 +207,8 @@ class Fused:
         device  where to compute and to leave the result; unless given, where x is
         room    bytes that the parts of a picture may take, unless the limit shall decide it
         """
-        order = self._order(device or x.device, room, device is not None)
-        return super().encode(Ordered(x, order), **options)  # type: ignore[misc]
-
-    def _order(self, device: torch.device, room: int | None, alone: bool, into: Tensor | None = None) -> Order:
-        found = self.fusestream_room(device) if room is None else room
-        most = max(found + SMALL, self.fusestream_limit - OTHERS - weight_bytes(self))  # type: ignore[arg-type]
-        return Order(self.fusestream_policy, device, found, most, alone, alone and on_card(device), into)
+        request = Request.for_pictures(self, device or x.device, room, SMALL, device is not None)
+        return super().encode(Asked(x, request), **options)  # type: ignore[misc]
 
 
 def unserved(vae: nn.Module | None) -> str | None:
@@ -333,7 +221,8 @@ def unserved(vae: nn.Module | None) -> str | None:
 
 
 def fuse(vae: Any, policy: KernelPolicy = STANDARD, limit: int = LIMIT) -> None:
-    """Let stock's AutoencodingEngine or AutoencoderKL compute through our ops from now on, under this policy. In place.
+    """Let stock's AutoencodingEngine or AutoencoderKL compute through our ops from now on, under
+    this policy. In place.
 
     limit: bytes of VRAM that the weights and a picture on its way may take, however large it is.
     """
@@ -343,12 +232,13 @@ def fuse(vae: Any, policy: KernelPolicy = STANDARD, limit: int = LIMIT) -> None:
 
 
 def install(vae: Any, policy: KernelPolicy) -> int:
-    """Let a stock VAE object compute through our ops, and free no more memory for it than it takes. Returns whether it will."""
+    """Let a stock VAE object compute through our ops, and free no more memory for it than it takes.
+    Returns whether it will.
+    """
     net = vae.first_stage_model
     if unserved(net) is not None:
         return 0
     fuse(net, policy, LIMIT)
     pixel_range.install(vae)
-    vae.memory_used_decode = partial(memory_used, net, LIMIT, True)
-    vae.memory_used_encode = partial(memory_used, net, LIMIT, False)
+    answer(vae, memory_used)
     return 1

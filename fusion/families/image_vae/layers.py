@@ -1,13 +1,14 @@
 """The layers of stock's image VAEs, over our ops. Stock's modules hold their weights.
 
-Everything is channels-last, one sample at a time. A norm and its SiLU are one pass, a block's skip is added by its last
-convolution, an upsampled picture is never stored.
+Everything is channels-last, one sample at a time. A norm and its SiLU are one pass, a block's skip
+is added by its last convolution, an upsampled picture is never stored.
 
-**What passes between norms is kept 32 times smaller than stock has it.** SDXL's VAE makes numbers beyond fp16's range there,
-which is why ComfyUI computes these VAEs in bf16, and where a card has none, in fp32. A group norm does not see how large its
-input is, if only eps is scaled along. So the convolutions in front of norms make 1/32 of what they would: their weights, where
-their input was normed, and their biases are multiplied by it. It is a power of two, so nothing is rounded but the smallest
-weights, and what leaves the VAE is as large as ever.
+**What passes between norms is kept 32 times smaller than stock has it.** SDXL's VAE makes numbers
+beyond fp16's range there, which is why ComfyUI computes these VAEs in bf16, and where a card has
+none, in fp32. A group norm does not see how large its input is, if only eps is scaled along. So the
+convolutions in front of norms make 1/32 of what they would: their weights, where their input was
+normed, and their biases are multiplied by it. It is a power of two, so nothing is rounded but the
+smallest weights, and what leaves the VAE is as large as ever.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from typing import Any
 
 import comfy.model_management
 import torch
-from torch import Tensor, nn
+from comfy.ldm.modules.diffusionmodules.model import Downsample, Upsample
+from torch import Tensor
 
 from ....kernels_cuda import (
-    KernelPolicy,
     attention,
     conv2d,
     fold_upsample,
@@ -29,66 +30,33 @@ from ....kernels_cuda import (
     upsample_conv2d,
 )
 from ...fused.attention import for_heads
-from ...vae.memory_limits import one_piece
+from ...vae.picture_layers import PictureLayers
+from ...vae.picture_stages import QUERIES
 from ...weights.operands import operands
-from .plan import QUERIES
 
 SCALE = 2.0**-5
-ALIGNED = 64  # elements: where a weight starts
 Weights = tuple[Tensor, Tensor | None]
 
 
-class Layers:
-    """Stock's modules as functions of pictures [1, c, rows, width].
-
-    keeps   bytes of weights, laid out for the kernels, that are kept until `forget`, for the next band. They have a place of their
-            own: amid what passes they would lie where torch's allocator could give none of it back
-    tidies  whether memory that is free goes back from torch's allocator to the card
-    """
-
-    def __init__(self, policy: KernelPolicy, keeps: int = 0, tidies: bool = False) -> None:
-        self.policy, self.tidies, self._keeps = policy, tidies, keeps
-        self._kept: dict[nn.Module, tuple[Tensor, ...]] = {}
-        self._place: Tensor | None = None
-        self._taken = 0
-
-    def ready(self, dtype: torch.dtype, device: torch.device) -> None:
-        """Make the place of the weights."""
-        self.tidy()  # or it lies in what a picture left, and holds all of that
-        self._place = torch.empty(self._keeps // dtype.itemsize, dtype=dtype, device=device)
-
-    def forget(self) -> None:
-        self._kept.clear()
-        self._taken = 0
-
-    def _keep(self, module: nn.Module, made: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """What was made of a module's weights, in its place if there is room."""
-        size = sum(-(-t.numel() // ALIGNED) * ALIGNED for t in made)
-        item = made[0].element_size()
-        if self._place is None or (self._taken + size) * item > self._keeps:
-            return made
-        kept = []
-        for t in made:
-            lies = self._place[self._taken : self._taken + t.numel()].as_strided(t.shape, t.stride())
-            kept.append(lies.copy_(t))
-            self._taken += -(-t.numel() // ALIGNED) * ALIGNED
-        self._kept[module] = tuple(kept)
-        return self._kept[module]
-
-    def tidy(self, most: int = 0) -> None:
-        """Give back to the card what torch's allocator holds and nobody has, where it is more than so many bytes."""
-        if self.tidies and torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > most:
-            torch.cuda.empty_cache()
-
-    def slab(self, size: int, device: torch.device) -> Tensor | None:
-        """So many bytes in one piece, which torch's allocator holds for what comes when this goes."""
-        return one_piece(size, device) if self.tidies else None
+class Layers(PictureLayers):
+    """Stock's modules as functions of pictures [1, c, rows, width]."""
 
     # ----------------------------------------------------------------------------------------------------- convolutions
 
+    def make(self, module: Any, x: Tensor, above: int = 1, below: int = 1) -> Tensor:
+        """A stage's first picture, of so many zeros around the rows of x: what its resampling
+        makes, or the first convolution.
+        """
+        if isinstance(module, Upsample):
+            return self.up(module, x)
+        if isinstance(module, Downsample):
+            return self.down(module, x, below > 0)
+        return self.first(module, x, above > 0, below > 0)
+
     def first(self, module: Any, x: Tensor, above: bool = True, below: bool = True) -> Tensor:
-        """A 3x3 convolution of what was normed, or of pixels or latents: its result is scaled. above, below: whether the picture
-        ends there, and zeros follow."""
+        """A 3x3 convolution of what was normed, or of pixels or latents: its result is scaled.
+        above, below: whether the picture ends there, and zeros follow.
+        """
         weight, bias = self._weights(module, x, SCALE, SCALE)
         return conv2d(x, weight, bias, padding=(1, 1, int(above), int(below)), policy=self.policy)
 
@@ -126,7 +94,8 @@ class Layers:
         found = self._kept.get(module)
         if found is None:
             with operands(x, self.policy, module) as [own]:
-                # Copies in any case: what lies there may have been brought for the time of the `with`. Scaled as they are laid out.
+                # Copies in any case: what lies there may have been brought for the time of the
+                # `with`. Scaled as they are laid out.
                 weight = torch.empty_like(own.matrix, memory_format=torch.channels_last)
                 torch.mul(own.matrix, scale, out=weight)
                 found = (weight,) if own.bias is None else (weight, own.bias * bias_scale)
@@ -136,7 +105,9 @@ class Layers:
     # ------------------------------------------------------------------------------------------------------------ norms
 
     def norm(self, module: Any, x: Tensor, moments: Tensor | None = None, *, silu: bool = True) -> Tensor:
-        """Stock's GroupNorm of a scaled picture, or of a part of one with the whole's moments, and SiLU behind it."""
+        """Stock's GroupNorm of a scaled picture, or of a part of one with the whole's moments, and
+        SiLU behind it.
+        """
         with operands(x, self.policy, module) as [own]:
             return group_norm_silu(
                 x,
@@ -185,8 +156,10 @@ class Layers:
         return out.reshape(1, h, w, c).movedim(-1, 1)
 
     def _mixed(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention of [1, tokens, 1, c], without the dimension of heads. Some queries at a time: torch's kernel for heads this
-        wide adds up in a tensor in fp32, and for a large picture takes seconds, in which nobody could interrupt."""
+        """Attention of [1, tokens, 1, c], without the dimension of heads. Some queries at a time:
+        torch's kernel for heads this wide adds up in a tensor in fp32, and for a large picture
+        takes seconds, in which nobody could interrupt.
+        """
         mixed, policy = torch.empty_like(q, memory_format=torch.contiguous_format), for_heads(self.policy, q.shape[-1])
         for some, place in zip(torch.split(q, QUERIES, 1), torch.split(mixed, QUERIES, 1), strict=True):
             comfy.model_management.throw_exception_if_processing_interrupted()

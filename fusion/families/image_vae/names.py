@@ -1,4 +1,6 @@
-"""What stock calls the tensors of a file in diffusers' spelling, or with the convolutions beside the latents within its halves."""
+"""What stock calls the tensors of a file in diffusers' spelling, or with the convolutions beside
+the latents within its halves.
+"""
 
 from __future__ import annotations
 

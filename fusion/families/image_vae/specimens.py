@@ -1,6 +1,7 @@
 """Stock's VAEs of pictures, small: by these ours is judged.
 
-With the products beside the latent and without, with Flux.2's batch norm of folded latents, and the small ones for previews.
+With the products beside the latent and without, with Flux.2's batch norm of folded latents, and the
+small ones for previews.
 """
 
 from __future__ import annotations

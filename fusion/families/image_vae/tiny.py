@@ -1,18 +1,19 @@
-"""Stock's TAESD, the small VAE for previews (of SD 1.5, SDXL, SD 3, Flux and Flux.2), over our ops, within a bound of memory.
+"""Stock's TAESD, the small VAE for previews (of SD 1.5, SDXL, SD 3, Flux and Flux.2), over our ops,
+within a bound of memory.
 
-Its blocks have no norms, so a large picture passes in bands that each go all the way, from latents to pixels or back: a band
-enters with the rows beside it that its convolutions look at, and loses them on the way. Flux.2's has norms in the blocks that are
-as large as the latent: those pass whole, as they do in all the others.
+Its blocks have no norms, so a large picture passes in bands that each go all the way, from latents
+to pixels or back: a band enters with the rows beside it that its convolutions look at, and loses
+them on the way. Flux.2's has norms in the blocks that are as large as the latent: those pass whole,
+as they do in all the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
-import comfy.model_management
 import torch
 from comfy.taesd.taesd import TAESD, Block, Clamp, DecoderFlux2
 from torch import Tensor, nn
@@ -20,26 +21,22 @@ from torch import Tensor, nn
 from ....kernels_cuda import STANDARD, KernelPolicy, conv2d, fold_upsample, group_norm_silu, upsample_conv2d
 from ....kernels_cuda.ops.matmul.linear import Activation
 from ...base.subclassing import mix
-from ...vae.memory_limits import (
-    HELD,
-    LIMIT,
-    Leftovers,
-    Progress,
-    channels_last,
-    on_card,
-    weight_bytes,
-    weights,
-)
-from ...vae.transfer import Outbox
+from ...vae.bands import CONV, UP, Layer, by_rows, convolutions, entering, fewest
+from ...vae.memory_limits import HELD, LIMIT, channels_last, weights
+from ...vae.picture_layers import PictureLayers
+from ...vae.picture_plan import PACK, Picture, Way, in_one_pass
+from ...vae.picture_route import Banded, Route, Whole, decoded, encoded
+from ...vae.request import Request, answer, room_within
 from ...weights.operands import operands
-from .plan import PACK, parts
 
-Kind = Literal["clamp", "conv", "block", "up", "down"]
+Kind = Literal["clamp", "conv", "block", "up", "pixels"]
 
 SCALE = 8  # pixels of one of the latent that its halves see
 WHOLE = 10  # pictures as large as the latent that its part needs at a time: a norm's have four times the channels
 BESIDE = 64 << 20  # bytes beside the pictures: what allocators round up
 AT_WORK = 4  # pictures that a block needs at a time, with what it is made of
+BLOCK = convolutions(3)
+DOWN = Layer(stride=2)
 
 
 # ---------------------------------------------------------------------------------------------------------------- steps
@@ -47,47 +44,39 @@ AT_WORK = 4  # pictures that a block needs at a time, with what it is made of
 
 @dataclass(frozen=True)
 class Step:
-    """A part of stock's Sequential. activation: ReLU, where it follows."""
+    """A part of stock's Sequential, and its layer in the table. activation: ReLU, where it follows."""
 
     kind: Kind
     module: Any
+    layer: Layer
     activation: Activation = "none"
 
-    def height(self, of: int) -> int:
-        """Rows of the result."""
-        if self.kind == "up":
-            return 2 * of
-        return (of + 1) // 2 if self.kind == "down" else of
 
-    def seen(self, first: int, last: int) -> tuple[int, int]:
-        """Rows of its input that rows of its result are made of, edges not looked at."""
-        if self.kind == "up":
-            return (first - 1) // 2, (last + 2) // 2
-        if self.kind == "down":
-            return 2 * first - 1, 2 * last
-        reach = {"clamp": 0, "conv": 1, "block": 3}[self.kind]
-        return first - reach, last + reach
-
-
-def steps(half: Any) -> list[Step]:
+def steps_of(vae: Any, decodes: bool) -> list[Step]:
     """Of stock's encoder or decoder, in order."""
     found: list[Step] = []
-    modules = iter(half)
+    modules = iter(vae.taesd_decoder if decodes else vae.taesd_encoder)
     for module in modules:
         if isinstance(module, nn.ReLU):
-            found[-1] = Step(found[-1].kind, found[-1].module, "relu")
+            found[-1] = replace(found[-1], activation="relu")
         elif isinstance(module, nn.Upsample):
-            found.append(Step("up", next(modules)))
+            found.append(Step("up", next(modules), UP))
         elif isinstance(module, nn.Conv2d):
-            found.append(Step("down" if module.stride == (2, 2) else "conv", module))
+            found.append(Step("conv", module, DOWN if module.stride == (2, 2) else CONV))
+        elif isinstance(module, Clamp):
+            found.append(Step("clamp", module, Layer(kernel=1, before=0)))
         else:
-            found.append(Step("clamp" if isinstance(module, Clamp) else "block", module))
+            found.append(Step("block", module, BLOCK))
+    if decodes:
+        found[-1] = replace(found[-1], kind="pixels")
     return found
 
 
 def split(decodes: bool, found: Sequence[Step]) -> tuple[Sequence[Step], Sequence[Step]]:
-    """Of the first, those that pass at the size of the latent, and the others: a decoder begins with the former."""
-    at = [k for k, step in enumerate(found) if step.kind in ("up", "down")]
+    """Of the first, those that pass at the size of the latent, and the others: a decoder begins
+    with the former.
+    """
+    at = [k for k, step in enumerate(found) if step.layer in (UP, DOWN)]
     if decodes:
         return found[: at[0]], found[at[0] :]
     return found[at[-1] + 1 :], found[: at[-1] + 1]
@@ -103,84 +92,56 @@ def obstacle(vae: Any) -> str | None:
     return None
 
 
-# --------------------------------------------------------------------------------------------------------------- bands
+# --------------------------------------------------------------------------------------------------------------- layers
 
 
-class Slab(NamedTuple):
-    """Rows of a picture: x [1, c, rows, width], from the row `at` of `height`."""
+class Layers(PictureLayers):
+    """The steps as functions of rows of a picture, [1, c, rows, width]."""
 
-    x: Tensor
-    at: int
-    height: int
-
-    @property
-    def end(self) -> int:
-        return self.at + self.x.shape[2]
-
-    def rows(self, first: int, last: int) -> Tensor:
-        return self.x[:, :, first - self.at : last - self.at]
-
-
-class Layers:
-    """The steps as functions of slabs. What looks beyond a cut is not made, what looks beyond the picture sees zeros."""
-
-    def __init__(self, policy: KernelPolicy) -> None:
-        self.policy = policy
-
-    def through(self, found: Iterable[Step], slab: Slab) -> Slab:
-        # In a box that is emptied: a reference that outlives its use is, for a large picture, hundreds of megabytes.
-        box = [slab]
-        del slab
-        for step in found:
-            box.append(self._step(step, box.pop()))
-        return box.pop()
-
-    def _step(self, step: Step, slab: Slab) -> Slab:
+    def make(self, step: Step, x: Tensor, above: int, below: int) -> Tensor:
+        """What looks beyond a cut is not made. above, below: zeros that the step sees where the
+        picture ends.
+        """
         if step.kind == "clamp":
-            return slab._replace(x=channels_last(step.module(slab.x)))
+            return channels_last(step.module(x))
         if step.kind == "block":
-            return self._block(step.module, slab)
-        return self._up(step.module, slab) if step.kind == "up" else self._conv(step.module, slab, step.activation)
+            return self._block(step.module, x, above, below)
+        if step.kind == "up":
+            with weights(step.module, self.policy, x) as (weight, bias):
+                return upsample_conv2d(x, weight, bias, folded=fold_upsample(weight), policy=self.policy)
+        made = self._conv(step.module, x, above > 0, below > 0, step.activation)
+        return made * 2 - 1 if step.kind == "pixels" else made
 
-    def _conv(self, module: Any, slab: Slab, activation: Activation = "none", skip: Tensor | None = None) -> Slab:
+    def _conv(
+        self,
+        module: Any,
+        x: Tensor,
+        above: bool,
+        below: bool,
+        activation: Activation = "none",
+        skip: Tensor | None = None,
+    ) -> Tensor:
         """A 3x3 convolution with a stride of 1 or 2."""
-        stride = module.stride[0]
-        above, below = slab.at == 0, slab.end == slab.height
-        assert above or stride == 1 or slab.at % 2
-        with weights(module, self.policy, slab.x) as (weight, bias):
-            x = conv2d(
-                slab.x,
-                weight,
-                bias,
-                stride=stride,
-                padding=(1, 1, int(above), int(below)),
-                residual=skip,
-                activation=activation,
-                policy=self.policy,
+        stride, padding, policy = module.stride[0], (1, 1, int(above), int(below)), self.policy
+        with weights(module, policy, x) as (weight, bias):
+            return conv2d(
+                x, weight, bias, stride=stride, padding=padding, residual=skip, activation=activation, policy=policy
             )
-        return Slab(x, 0 if above else (slab.at + 1) // stride, (slab.height - 1) // stride + 1)
 
-    def _up(self, module: Any, slab: Slab) -> Slab:
-        with weights(module, self.policy, slab.x) as (weight, bias):
-            x = upsample_conv2d(slab.x, weight, bias, folded=fold_upsample(weight), policy=self.policy)
-        above, below = int(slab.at > 0), int(slab.end < slab.height)
-        return Slab(x[:, :, above : x.shape[2] - below], 2 * slab.at + above, 2 * slab.height)
-
-    def _block(self, module: Any, slab: Slab) -> Slab:
+    def _block(self, module: Any, x: Tensor, above: int, below: int) -> Tensor:
+        """Three convolutions and a skip: the first of them sees zeros where any does, the last
+        where all three do.
+        """
         if module.pool is not None:
-            slab = slab._replace(x=self._pooled(module.pool, slab.x))
-        box = [self._conv(module.conv[0], slab, "relu")]
-        box.append(self._conv(module.conv[2], box.pop(), "relu"))
-        low, high = (
-            max(slab.at, box[0].at + (box[0].at > 0)),
-            min(slab.end, box[0].end - (box[0].end < slab.height)),
-        )
-        skip = slab.rows(low, high)
+            x = self._pooled(module.pool, x)
+        reach = BLOCK.before
+        box = [self._conv(module.conv[0], x, above > 0, below > 0, "relu")]
+        box.append(self._conv(module.conv[2], box.pop(), above > 1, below > 1, "relu"))
+        skip = x[:, :, reach - above : x.shape[2] - (reach - below)]
+        del x
         if not isinstance(module.skip, nn.Identity):
             skip = self._point(module.skip, skip)
-        made = self._conv(module.conv[4], box.pop(), skip=skip)
-        made.x.relu_()
-        return made
+        return self._conv(module.conv[4], box.pop(), above > 2, below > 2, skip=skip).relu_()
 
     def _pooled(self, pool: Any, x: Tensor) -> Tensor:
         """x and what the block's norm of all of it makes. x [1, c, h, w], whole."""
@@ -198,31 +159,26 @@ class Layers:
             return conv2d(x, weight, bias, residual=skip, policy=self.policy)
 
 
-def bands(found: Sequence[Step], height: int, count: int) -> Iterator[tuple[int, int, int, int]]:
-    """So many bands of what the steps make of a picture of this height: its rows, and the rows of the picture that enter."""
-    heights = [height]
-    for step in found:
-        heights.append(step.height(heights[-1]))
-    for first, last in parts(heights[-1], -(-heights[-1] // count)):
-        low, high = first, last
-        for step, rows in zip(reversed(found), reversed(heights[:-1]), strict=True):
-            low, high = step.seen(low, high)
-            low, high = max(0, low), min(rows, high)
-        yield first, last, low, high
-
-
 # --------------------------------------------------------------------------------------------------------- the bounds
 
 
+def heights(layers: Iterable[Layer], height: int) -> list[int]:
+    """Rows of what enters the layers, and of what each makes."""
+    found = [height]
+    for layer in layers:
+        found.append(layer.size(found[-1]))
+    return found
+
+
 def most(vae: Any, decodes: bool, height: int, width: int, item: int, count: int) -> int:
-    """Bytes that a picture takes at a time in so many bands. height, width: of the latent that the halves see."""
-    half = vae.taesd_decoder if decodes else vae.taesd_encoder
-    _, banded = split(decodes, steps(half))
-    channels = banded[0].module.out_channels
-    rows = max(
-        (high - low) * (SCALE if decodes else 1)
-        for *_, low, high in bands(banded, height * (1 if decodes else SCALE), count)
-    )
+    """Bytes that a picture takes at a time in so many bands. height, width: of the latent that the
+    halves see.
+    """
+    _, banded = split(decodes, steps_of(vae, decodes))
+    layers, channels = [step.layer for step in banded], banded[0].module.out_channels
+    *sizes, made = heights(layers, height * (1 if decodes else SCALE))
+    bands = (entering(layers, sizes, band) for band in by_rows(made, -(-made // count)))
+    rows = max(high - low for low, high in bands) * (SCALE if decodes else 1)
     # A block's pictures, what it is made of, and pixels in the host's type beside the card's.
     pixels = rows * width * SCALE * (AT_WORK * channels * item + PACK * (item + 4))
     latent = channels * height * width * item
@@ -231,20 +187,18 @@ def most(vae: Any, decodes: bool, height: int, width: int, item: int, count: int
 
 def count_for(vae: Any, decodes: bool, height: int, width: int, item: int, room: int) -> int:
     """The least number of bands that fit; where none does, one for each row of the latent."""
-    fits = (count for count in range(1, height + 1) if most(vae, decodes, height, width, item, count) <= room)
-    return next(fits, max(1, height))
+    return fewest(partial(most, vae, decodes, height, width, item), height, room)
 
 
 def room_for(vae: Any, limit: int, device: torch.device | None = None) -> int:
     """Bytes that a picture may take: by the limit, and by what is free on the device."""
-    room = limit - weight_bytes(vae)
-    if device is not None and device.type == "cuda":
-        room = min(room, int(comfy.model_management.get_free_memory(device)))
-    return room - BESIDE
+    return room_within(vae, limit, device) - BESIDE
 
 
 def memory_used(vae: Any, limit: int, decodes: bool, shape: torch.Size, dtype: torch.dtype) -> int:
-    """Bytes that a decoding or encoding takes beside the weights, however many samples there are. For ComfyUI to free."""
+    """Bytes that a decoding or encoding takes beside the weights, however many samples there are.
+    For ComfyUI to free.
+    """
     height, width = (fold(vae) * side if decodes else max(1, side // SCALE) for side in shape[2:])
     count = count_for(vae, decodes, height, width, dtype.itemsize, room_for(vae, limit))
     return BESIDE + most(vae, decodes, height, width, dtype.itemsize, count)
@@ -253,6 +207,32 @@ def memory_used(vae: Any, limit: int, decodes: bool, shape: torch.Size, dtype: t
 def fold(vae: Any) -> int:
     """Pixels of the halves' latent, along either side, in one of the latents that samplers see."""
     return 2 if isinstance(vae.taesd_decoder, DecoderFlux2) else 1
+
+
+def route(vae: Any, decodes: bool, given: Tensor, room: int) -> Route:
+    """Of what enters a half, [b, c, h, w]. room: bytes that a picture may take."""
+    whole, banded = split(decodes, steps_of(vae, decodes))
+    channels, item = banded[0].module.out_channels, given.element_size()
+    height, width = (side if decodes else -(-side // SCALE) for side in given.shape[2:])
+    count = count_for(vae, decodes, height, width, item, room)
+    taken = most(vae, decodes, height, width, item, count)
+    if count == 1:
+        return Route(Layers, [_whole(step) for step in steps_of(vae, decodes)], None, taken)
+    layers = [step.layer for step in banded]
+    rows, columns = (heights(layers, side) for side in given.shape[2:])
+    pictures = [
+        Picture("layer" if k else "given", channels, rows[k], columns[k], max(0, k - 1), 0, layer, normed=False)
+        for k, layer in enumerate((CONV, *layers))
+    ]
+    way = Way(tuple(pictures), banded[-1].module.out_channels if decodes else 0, item)
+    plan = in_one_pass(way, count, taken - channels * height * width * item)
+    return Route(Layers, [_whole(step) for step in whole], Banded(way, plan, [None, *banded], None), 0)
+
+
+def _whole(step: Step) -> Whole:
+    """A step of a picture that passes whole."""
+    around = step.layer.before
+    return Whole(lambda layers, x: layers.make(step, x, around, around))
 
 
 # ------------------------------------------------------------------------------------------------------ the fused VAE
@@ -278,81 +258,37 @@ class FusedTiny:
     def decode(
         self, x: Tensor, output_buffer: Tensor | None = None, room: int | None = None, **_options: Any
     ) -> Tensor:
-        """Latents [b, z, h, w] -> pixels [b, 3, 8 h, 8 w]; Flux.2: 16 h, 16 w. As `fused.Fused.decode`."""
+        """Latents [b, z, h, w] -> pixels [b, 3, 8 h, 8 w]; Flux.2: 16 h, 16 w. As
+        `fused.Fused.decode`.
+        """
         vae: Any = self
         shape = self.decode_output_shape(x.shape)
         out = torch.empty(shape, device=x.device, dtype=x.dtype) if output_buffer is None else output_buffer
         latent = (x - vae.vae_shift) * vae.vae_scale
         if fold(vae) > 1:
             latent = torch.pixel_shuffle(latent, fold(vae))
-        height, width = latent.shape[2:]
-        alone, outbox, leftovers = output_buffer is not None, Outbox(out), Leftovers(vae.taesd_decoder, x.shape)
-        count = self._count(True, height, width, x, x.device, room)
-        whole, banded = split(True, steps(vae.taesd_decoder))
-        layers, progress = Layers(self.fusestream_policy), Progress(len(x) * count, shown=alone)
-        for sample in range(len(x)):
-            start = layers.through(whole, Slab(channels_last(latent[sample : sample + 1]), 0, height))
-            tidies = alone and on_card(x.device) and not (count == 1 and leftovers.lie_there(x.device))
-            for first, last, low, high in self._around(bands(banded, height, count), tidies, progress):
-                made = layers.through(banded, Slab(start.rows(low, high), low, height))
-                outbox.put((slice(sample, sample + 1), slice(None), slice(first, last)), made.rows(first, last) * 2 - 1)
-                del made
-            outbox.flush()
-            if tidies:
-                leftovers.are_left(x.device)
-        return out
+        request = Request.for_pictures(self, x.device, room, BESIDE, output_buffer is not None)
+        return decoded(vae.taesd_decoder, route(vae, True, latent, request.room), request, latent, out)
 
     @torch.no_grad()
     def encode(self, x: Tensor, device: torch.device | None = None, room: int | None = None) -> Tensor:
-        """Pixels [b, 3, h, w] -> latents [b, z, h / 8, w / 8]; Flux.2: h / 16, w / 16. As `fused.Fused.encode`."""
+        """Pixels [b, 3, h, w] -> latents [b, z, h / 8, w / 8]; Flux.2: h / 16, w / 16. As
+        `fused.Fused.encode`.
+        """
         vae: Any = self
-        alone, device = device is not None, device or x.device
-        height, width = x.shape[2:]
-        count = self._count(False, -(-height // SCALE), -(-width // SCALE), x, device, room)
-        whole, banded = split(False, steps(vae.taesd_encoder))
-        layers, progress = Layers(self.fusestream_policy), Progress(len(x) * count, shown=alone)
-        latents, leftovers = [], Leftovers(vae.taesd_encoder, x.shape)
-        for sample in range(len(x)):
-            made: list[Tensor] = []
-            tidies = alone and on_card(device) and not (count == 1 and leftovers.lie_there(device))
-            for first, last, low, high in self._around(bands(banded, height, count), tidies, progress):
-                pixels = channels_last(x[sample : sample + 1, :, low:high].to(device)) * 0.5 + 0.5
-                made.append(
-                    layers.through(banded, Slab(pixels, low, height))
-                    .rows(first, last)
-                    .contiguous(memory_format=torch.channels_last)
-                )
-                del pixels
-            joined = made.pop() if len(made) == 1 else torch.cat(made, 2)
-            made.clear()
-            latents.append(layers.through(whole, Slab(joined, 0, joined.shape[2])).x)
-            if tidies:
-                leftovers.are_left(device)
-        latent = torch.cat(latents)
+        request = Request.for_pictures(self, device or x.device, room, BESIDE, device is not None)
+        found = route(vae, False, x, request.room)
+        latent = encoded(vae.taesd_encoder, found, request, x, lambda pixels: channels_last(pixels) * 0.5 + 0.5)
         if fold(vae) > 1:
             latent = torch.pixel_unshuffle(latent, fold(vae))
         scaled: Tensor = latent / vae.vae_scale + vae.vae_shift
         return scaled
 
-    def _count(self, decodes: bool, height: int, width: int, x: Tensor, device: torch.device, room: int | None) -> int:
-        found = self.fusestream_room(device) if room is None else room
-        return count_for(self, decodes, height, width, x.element_size(), found)
-
-    def _around(
-        self, each: Iterable[tuple[int, int, int, int]], tidies: bool, progress: Progress
-    ) -> Iterator[tuple[int, int, int, int]]:
-        """The bands, with what is to be done around each. tidies: whether memory that is free goes back to the card."""
-        for number, band in enumerate(each):
-            comfy.model_management.throw_exception_if_processing_interrupted()
-            # Another size than what went before, and at the picture's edge a band has fewer rows around it.
-            if tidies and number < 2:
-                torch.cuda.empty_cache()
-            yield band
-            progress.add(1)
-
 
 def fuse(vae: Any, policy: KernelPolicy = STANDARD, limit: int = LIMIT) -> None:
-    """Let stock's TAESD compute through our ops from now on, under this policy. In place. limit: as `fused.fuse` has it."""
+    """Let stock's TAESD compute through our ops from now on, under this policy. In place. limit: as
+    `fused.fuse` has it.
+    """
     mix(vae, FusedTiny, fusestream_policy=policy, fusestream_limit=limit)
 
 
@@ -362,6 +298,5 @@ def install(vae: Any, policy: KernelPolicy) -> int:
     if obstacle(net) is not None:
         return 0
     fuse(net, policy)
-    vae.memory_used_decode = partial(memory_used, net, LIMIT, True)
-    vae.memory_used_encode = partial(memory_used, net, LIMIT, False)
+    answer(vae, memory_used)
     return 1

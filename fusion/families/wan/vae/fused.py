@@ -1,17 +1,19 @@
 """The Wan VAEs over our kernels, within a bound of memory.
 
-Stock's modules keep the weights; `fuse` gives them an `encode` and a `decode` of ours, with the same results. Two frames
-at a time go all the way (stages.py), so what is needed does not grow with the length of a video; and a large frame
-goes in bands (bands.py says why, and counts), so it does not grow with the size of a frame either.
+Stock's modules keep the weights; `fuse` gives them an `encode` and a `decode` of ours, with the
+same results. Two frames at a time go all the way (`vae/video_passage.py`), so what is needed does
+not grow with the length of a video; and a large frame goes in bands (`vae/video_plan.py` says why,
+and counts), so it does not grow with the size of a frame either.
 
-Decoded frames leave for the host as they are ready, encoded ones come from it as they are needed: to VAEs that say
-`comfy_has_chunked_io` ComfyUI hands over a buffer on the host, or the pixels there.
+Decoded frames leave for the host as they are ready, encoded ones come from it as they are needed:
+to VAEs that say `comfy_has_chunked_io` ComfyUI hands over a buffer on the host, or the pixels
+there.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, cast
 
 import comfy.model_management
 import torch
@@ -22,28 +24,28 @@ from torch import Tensor, nn
 from .....kernels_cuda import STANDARD, KernelPolicy
 from ....base.errors import WrongFile
 from ....vae import pixel_range, resident_patcher
-from ....vae.memory_limits import (
-    IN_ONE_PIECE,
-    LIMIT,
-    OTHERS,
-    Progress,
-)
+from ....vae.memory_limits import IN_ONE_PIECE, LIMIT, OTHERS, Progress, channels_last
+from ....vae.request import Request, answer, with_workspaces
 from ....vae.transfer import Outbox
+from ....vae.video_passage import VideoPassage
+from ....vae.video_plan import Cutting, Work
 from .. import VAES
-from .bands import Work
+from .layers import causal_conv
 from .layout import is_built_so
-from .passage import KEPT, Passage
-from .stages import stages
+from .stages import half_of, stages
 
 FRAMES_PER_LATENT = 4
 # What each half has, by whether it decodes: how the names of its weights begin.
 PARTS = {True: ("decoder.", "conv2."), False: ("encoder.", "conv1.")}
-# Bytes beside the one piece that a video passes through: what torch's convolutions, where they are the fastest, make beside it.
+# Bytes beside the one piece that a video passes through: what torch's convolutions, where they are
+# the fastest, make beside it.
 BESIDE = 96 << 20
 
 
 def patch(vae: Any) -> int:
-    """Pixels that a value of the image side stands for, along either side: Wan 2.2 folds 2x2 into channels."""
+    """Pixels that a value of the image side stands for, along either side: Wan 2.2 folds 2x2 into
+    channels.
+    """
     return 2 if isinstance(vae, WanVAE22) else 1
 
 
@@ -67,7 +69,9 @@ def weights_there(vae: Any, decodes: bool) -> int:
 
 
 def hold_half(vae: Any, decodes: bool, device: torch.device) -> None:
-    """Of a VAE that is held the weights of this half lie on the device, and those of the other wait."""
+    """Of a VAE that is held the weights of this half lie on the device, and those of the other
+    wait.
+    """
     resident_patcher.hold_alone(vae, device, PARTS[decodes], PARTS[not decodes])
 
 
@@ -76,33 +80,12 @@ def in_use(vae: Any, limit: int, decodes: bool) -> int:
     return int((limit - weights_there(vae, decodes) - BESIDE) / IN_ONE_PIECE)
 
 
-class Cutting(NamedTuple):
-    """bands: how many. kept: bytes of features between them and the attention that stay on the card; where fewer bands fit
-    without, or there are too many, they wait on the host."""
-
-    bands: int
-    kept: int
-
-
-def cutting(job: Work, room: int) -> Cutting:
-    """How a video keeps within so many bytes in use."""
-    count, features = job.count(room, 0), job.features()
-    stays = count > 1 and features <= KEPT and job.count(room, features) == count
-    return Cutting(count, features if stays else 0)
-
-
-def in_one_piece(job: Work, cut: Cutting) -> int:
-    """Bytes of the piece of memory that a video passes through."""
-    return int(IN_ONE_PIECE * (job.peak(cut.bands) + cut.kept))
-
-
 def memory_used(vae: Any, limit: int, decodes: bool, shape: torch.Size, dtype: torch.dtype) -> int:
-    """Bytes that a decoding or encoding takes beside the weights, however many samples there are. For ComfyUI to free."""
+    """Bytes that a decoding or encoding takes beside the weights, however many samples there are.
+    For ComfyUI to free.
+    """
     job = work(vae, decodes, shape, dtype.itemsize)
-    needed = BESIDE + in_one_piece(job, cutting(job, in_use(vae, limit, decodes)))
-    # Where our kernels do not serve, torch's convolutions copy what they remember beside what they compute, and have a
-    # workspace.
-    return needed if dtype is torch.float16 else needed * 3 // 2 + (1 << 30)
+    return with_workspaces(BESIDE + job.piece(job.cut(in_use(vae, limit, decodes))), dtype)
 
 
 def cutting_for(job: Work, vae: Any, limit: int, device: torch.device) -> Cutting:
@@ -111,7 +94,7 @@ def cutting_for(job: Work, vae: Any, limit: int, device: torch.device) -> Cuttin
     if device.type == "cuda":
         free = comfy.model_management.get_free_memory(device) - BESIDE
         within = min(within, int(free / IN_ONE_PIECE))
-    return cutting(job, within)
+    return job.cut(within)
 
 
 # ------------------------------------------------------------------------------------------------------ the fused VAEs
@@ -147,21 +130,25 @@ class Fused:
         job = work(self, True, z.shape, z.element_size())
         hold_half(self, True, z.device)
         cut = self._cut(job, bands, z.device)
-        alone = output_buffer is not None
-        progress = Progress(len(z) * cut.bands * shape[2], shown=alone)
-        passage = self._passage(job, cut, z.device, progress, alone)
+        request = self._request(job, cut, z.device, output_buffer is not None)
+        passage = self._passage(job, cut, request, len(z) * cut.bands * shape[2])
         finishes = pixel_range.finishing_of(self, output_buffer)
-        outbox = Outbox(out, finishes is not None)
+        outbox, piece, vae = Outbox(out, finishes is not None), job.piece(cut), cast(Any, self)
+
+        def one(sample: int, _begun: Request) -> None:
+            latent = channels_last(causal_conv(vae.conv2, request.policy, z[sample : sample + 1]))
+            passage.decode(latent, outbox, sample)
+
         for sample in range(len(z)):
-            one = z[sample : sample + 1]
-            passage.passed(passage.vae.decoder, z.shape, partial(passage.decode, one, outbox, sample))
+            request.served(vae.decoder, z.shape, piece, partial(one, sample))
         if finishes is not None:
             finishes.done(out)
         return out
 
     @torch.no_grad()
     def encode(self, x: Tensor, device: torch.device | None = None, bands: int | None = None) -> Tensor:
-        """Pixels [b, 3, t, h, w] -> latents [b, z, 1 + (t - 1) // 4, h / 8, w / 8], h / 16 and w / 16 for Wan 2.2.
+        """Pixels [b, 3, t, h, w] -> latents [b, z, 1 + (t - 1) // 4, h / 8, w / 8], h / 16 and w /
+        16 for Wan 2.2.
 
         x       on any device; frames beyond a multiple of 4 and one are left out, as stock does
         device  where to compute and to leave the result; unless given, where x is
@@ -176,27 +163,29 @@ class Fused:
             cut = self._cut(job, bands, device)
         given = pixel_range.taken(x)
         used = 1 + (job.frames - 1) * FRAMES_PER_LATENT
-        progress = Progress(len(x) * cut.bands * used, shown=alone)
-        passage = self._passage(job, cut, device, progress, alone)
-        samples = (given._replace(pixels=given.pixels[at : at + 1, :, :used]) for at in range(len(x)))
-        return torch.cat(
-            [passage.passed(passage.vae.encoder, x.shape, partial(passage.encode, one)) for one in samples]
-        )
+        request = self._request(job, cut, device, alone)
+        passage = self._passage(job, cut, request, len(x) * cut.bands * used)
+        piece, vae = job.piece(cut), cast(Any, self)
+
+        def one(sample: int, _begun: Request) -> Tensor:
+            made = passage.encode(given._replace(pixels=given.pixels[sample : sample + 1, :, :used]))
+            return torch.cat([causal_conv(vae.conv1, request.policy, each).chunk(2, 1)[0] for each in made], 2)
+
+        return torch.cat([request.served(vae.encoder, x.shape, piece, partial(one, at)) for at in range(len(x))])
 
     def _cut(self, job: Work, bands: int | None, device: torch.device) -> Cutting:
         """bands: the number of them, where somebody wants it."""
-        if bands is None:
-            return cutting_for(job, self, self.fusestream_limit, device)
-        return Cutting(bands, job.features() if bands > 1 and job.features() <= KEPT else 0)
+        return cutting_for(job, self, self.fusestream_limit, device) if bands is None else job.cut_into(bands)
 
-    def _passage(self, job: Work, cut: Cutting, device: torch.device, progress: Progress, alone: bool) -> Passage:
-        net: Any = self
-        piece = in_one_piece(job, cut)
-        most = max(piece, self.fusestream_limit - OTHERS - weights_there(net, job.decodes))
+    def _request(self, job: Work, cut: Cutting, device: torch.device, alone: bool) -> Request:
+        most = max(job.piece(cut), self.fusestream_limit - OTHERS - weights_there(self, job.decodes))
+        return Request.of(self, device, most, alone)
+
+    def _passage(self, job: Work, cut: Cutting, request: Request, pieces: int) -> VideoPassage:
+        """pieces: how far the bar of progress goes."""
+        half = half_of(self, job.decodes, request.policy, patch(self), remember=job.frames > 1)
         bands = job.bands(cut.bands) if cut.bands > 1 else None
-        return Passage(
-            net, patch(self), self.fusestream_policy, job, bands, cut.kept > 0, device, progress, alone, piece, most
-        )
+        return VideoPassage(half, job, bands, cut.kept > 0, request.device, Progress(pieces, shown=request.alone))
 
 
 def _require_channels(vae: Any, z: Tensor) -> None:
@@ -222,7 +211,9 @@ for fused in (FusedWanVAE21, FusedWanVAE22):
 
 
 def is_wan(vae: nn.Module | None) -> bool:
-    """Whether this is one of the modules that `fuse` takes: stock builds other VAEs of the same classes."""
+    """Whether this is one of the modules that `fuse` takes: stock builds other VAEs of the same
+    classes.
+    """
     if not isinstance(vae, (WanVAE21, WanVAE22)) or not is_built_so(vae):
         return False
     folds = patch(vae)
@@ -230,19 +221,21 @@ def is_wan(vae: nn.Module | None) -> bool:
 
 
 def fuse(vae: Any, policy: KernelPolicy = STANDARD, limit: int = LIMIT) -> None:
-    """Let stock's WanVAE (2.1 or 2.2) compute through our ops from now on, under this policy. In place.
+    """Let stock's WanVAE (2.1 or 2.2) compute through our ops from now on, under this policy. In
+    place.
 
     limit: bytes of VRAM that the weights and a video on its way may take, however large it is.
     """
-    # Another class, not attributes that know the module: those would keep it alive until a garbage collection.
+    # Another class, not attributes that know the module: those would keep it alive until a garbage
+    # collection.
     vae.__class__ = FusedWanVAE22 if isinstance(vae, WanVAE22) else FusedWanVAE21
     vae.fusestream_policy, vae.fusestream_limit = policy, limit
 
 
 def install(vae: Any, policy: KernelPolicy) -> None:
-    """Let a stock VAE object over a WanVAE compute through our ops, and free no more memory for it than it takes."""
-    net = vae.first_stage_model
-    fuse(net, policy, LIMIT)
+    """Let a stock VAE object over a WanVAE compute through our ops, and free no more memory for it
+    than it takes.
+    """
+    fuse(vae.first_stage_model, policy, LIMIT)
     pixel_range.install(vae)
-    vae.memory_used_decode = partial(memory_used, net, LIMIT, True)
-    vae.memory_used_encode = partial(memory_used, net, LIMIT, False)
+    answer(vae, memory_used)

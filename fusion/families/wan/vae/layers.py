@@ -1,12 +1,13 @@
 """The layers of the Wan VAEs, over our kernels. Stock's modules hold their weights.
 
-Convolutions read the cached frames where they lie instead of concatenating them, nothing is padded, the norm and its SiLU
-are one pass, a block's skip is added by its last convolution, and an upsampled image is never stored. All of it
-channels-last, which the first convolution of either half sees to.
+Convolutions read the cached frames where they lie instead of concatenating them, nothing is padded,
+the norm and its SiLU are one pass, a block's skip is added by its last convolution, and an
+upsampled image is never stored. All of it channels-last, which the first convolution of either half
+sees to.
 
-Weights are taken as everywhere (`operands.py`), so they may be offloaded or of another type. Where an
-op has no kernel for an input (another type than fp16, the CPU) it runs stock's computation or its reference, and says so
-in the ledger.
+Weights are taken as everywhere (`operands.py`), so they may be offloaded or of another type. Where
+an op has no kernel for an input (another type than fp16, the CPU) it runs stock's computation or
+its reference, and says so in the ledger.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from ....vae.memory_limits import channels_last, weights
 
 CACHED_FRAMES = 2
 
-# The last frames that each causal convolution has seen. None: nothing comes before, and nothing will come after.
+# The last frames that each causal convolution has seen. None: nothing comes before, and nothing
+# will come after.
 Caches = dict[nn.Module, Tensor] | None
 
 
@@ -51,7 +53,9 @@ def causal_conv(
 
 
 def cached_conv(module: Any, policy: KernelPolicy, x: Tensor, caches: Caches, residual: Tensor | None = None) -> Tensor:
-    """A causal convolution that finds the frames before x among the caches, and leaves x's last ones there."""
+    """A causal convolution that finds the frames before x among the caches, and leaves x's last
+    ones there.
+    """
     if caches is None:
         return causal_conv(module, policy, x, residual=residual)
     x = channels_last(x)
@@ -77,8 +81,9 @@ def as_video(images: Tensor, batch: int) -> Tensor:
 
 
 def dense(x: Tensor) -> Tensor:
-    """A copy without gaps of rows [..., c] that are: 16 bytes at a time where they can be, and not a value at a time as torch
-    copies what lies in another order."""
+    """A copy without gaps of rows [..., c] that are: 16 bytes at a time where they can be, and not
+    a value at a time as torch copies what lies in another order.
+    """
     lanes = torch.complex128.itemsize // x.element_size()
     if x.shape[-1] % lanes or x.stride(-1) != 1 or any(step % lanes for step in (*x.stride()[:-1], x.storage_offset())):
         return x.contiguous()

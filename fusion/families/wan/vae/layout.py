@@ -1,7 +1,9 @@
-"""What is in a file of a Wan VAE, by name. Sizes differ, and stock reads them from the file: those it compares itself.
+"""What is in a file of a Wan VAE, by name. Sizes differ, and stock reads them from the file: those
+it compares itself.
 
-Others have Wan's names: Qwen-Image 2.1's VAE has a stage more and convolutions over a single frame, and is for pictures alone. By
-these numbers they are told apart, in a file and in what stock has built of it.
+Others have Wan's names: Qwen-Image 2.1's VAE has a stage more and convolutions over a single frame,
+and is for pictures alone. By these numbers they are told apart, in a file and in what stock has
+built of it.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ STAGED = re.compile(
 
 
 def is_of_this_geometry(header: WeightFile) -> bool:
-    """Of a file with Wan's names. One that lacks what would tell is taken for Wan's: it is said what it lacks."""
+    """Of a file with Wan's names. One that lacks what would tell is taken for Wan's: it is said
+    what it lacks.
+    """
     found = [header.extents[f"{name}.weight"].shape for name in CONVOLUTIONS if f"{name}.weight" in header.extents]
     if any(len(shape) != 5 or shape[2] != FRAMES for shape in found):
         return False
@@ -64,7 +68,8 @@ def _names(is_staged: bool) -> Iterator[str]:
             if stage < STAGES - 1:
                 place += 1
                 yield from _weighted(f"{names[count]}.resample.1")
-                # Time is halved in the last two of the encoder's steps, and doubled in the first two of the decoder's.
+                # Time is halved in the last two of the encoder's steps, and doubled in the first
+                # two of the decoder's.
                 if stage != (0 if side == "encoder" else STAGES - 2):
                     yield from _weighted(f"{names[count]}.time_conv")
             if stage in _widening(side, is_staged):

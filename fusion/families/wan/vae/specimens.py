@@ -1,4 +1,6 @@
-"""Stock's Wan VAEs, small: by these ours is judged. Videos are long enough for what convolutions remember to count."""
+"""Stock's Wan VAEs, small: by these ours is judged. Videos are long enough for what convolutions
+remember to count.
+"""
 
 from __future__ import annotations
 

@@ -1,32 +1,30 @@
-"""Frames on their way through the stages of a Wan VAE: two at a time, as deep as they get before the next two start.
+"""The stages of a Wan VAE, as the planner's table has them (`vae/video_plan.py`) and as the passage
+runs them (`video_passage.py`).
 
-Each step is a generator over pieces of one or two frames. What a causal convolution must remember of earlier frames lives
-in its stage's generator, and is gone when that is. Generators hand their pieces on without keeping them: a reference
-that outlives its use is, at 720p, a third of a gigabyte.
-
-A stage is some residual blocks and a resampling. Wan 2.1 has them in one flat list; Wan 2.2 has a list of stages, each
-with a shortcut round it.
+A stage is some residual blocks and a resampling. Wan 2.1 has them in one flat list; Wan 2.2 has a
+list of stages, each with a shortcut round it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import comfy.ldm.wan.vae
 import comfy.ldm.wan.vae2_2
-import torch
 from torch import Tensor
 
 from .....kernels_cuda import KernelPolicy
-from .bands import Cut, Profile
+from ....vae.bands import DOWN, UP
+from ....vae.video_passage import Half, Pieces
+from ....vae.video_plan import Cut, Profile
 from .layers import Caches, cached_conv, downsample, head, middle, residual_block, upsample
 
 Resample = (comfy.ldm.wan.vae.Resample, comfy.ldm.wan.vae2_2.Resample)
 DupUp3D = comfy.ldm.wan.vae2_2.DupUp3D
-Pieces = Iterator[Tensor]
 
 
 @dataclass(frozen=True)
@@ -48,14 +46,14 @@ class Stage:
         return self.resample is not None and self.resample.mode.endswith("3d")
 
     def profile(self) -> Profile:
-        """The channels that decide what the stage holds."""
+        """Its row in the table."""
         pairs = tuple((block.residual[2].in_channels, block.residual[6].in_channels) for block in self.blocks)
         others = [*([self.entry.in_channels] if self.entry else []), *([self.exit[2].in_channels] if self.exit else [])]
         last = pairs[-1][1]
         return Profile(
             blocks=pairs,
             others=tuple(others),
-            up=self.upwards,
+            resample=None if self.resample is None else UP if self.upwards else DOWN,
             over_time=self.over_time,
             out=self.resample.resample[1].out_channels if self.resample is not None else last,
             shortcut=self.shortcut is not None,
@@ -87,8 +85,9 @@ def stages(half: Any) -> list[Stage]:
 # ------------------------------------------------------------------------------------------------------ stage by stage
 
 
-def through(stage: Stage, policy: KernelPolicy, pieces: Iterable[Tensor], cut: Cut, remember: bool) -> Pieces:
-    """What a stage makes of frames [b, c, t, h, w]: see `Cut` for the part of the image it hands on.
+def through(stage: Stage, policy: KernelPolicy, pieces: Iterable[Tensor], cut: Cut, *, remember: bool) -> Pieces:
+    """What a stage makes of frames [b, c, t, h, w]: see `Cut` for the part of the image it hands
+    on.
 
     remember: whether more than one piece comes.
     """
@@ -107,7 +106,8 @@ def _compute(stage: Stage, policy: KernelPolicy, x: Tensor, caches: Caches, cut:
         x = cached_conv(stage.entry, policy, x, caches)
     skip = None
     if stage.shortcut is not None and not isinstance(stage.shortcut, DupUp3D):
-        skip = stage.shortcut(cut.even(x))  # smaller than x, which need not be kept for it
+        # It is smaller than x, which need not be kept for it.
+        skip = stage.shortcut(cut.of(x) if stage.resample is None else cut.even(x))
     elif stage.shortcut is not None:
         skip = x
     for block in stage.blocks:
@@ -127,12 +127,14 @@ def _compute(stage: Stage, policy: KernelPolicy, x: Tensor, caches: Caches, cut:
 
 
 def add_duplicated(out: Tensor, x: Tensor, shortcut: Any, first: bool) -> Tensor:
-    """out + stock's DupUp3D of x, in place: each pixel of x, with its channels dealt out, over the frames and pixels it
-    becomes. The upsampled x is never stored. out [b, n, ft t, fs h, fs w]; of the very first frame, the last only.
+    """out + stock's DupUp3D of x, in place: each pixel of x, with its channels dealt out, over the
+    frames and pixels it becomes. The upsampled x is never stored. out [b, n, ft t, fs h, fs w]; of
+    the very first frame, the last only.
 
-    A value's place is frame i, row j and column k of what its pixel becomes, counted as one number. A channel of the result is
-    made of `each` channels of x, of which the first parts of that number choose one: by i, or where frames stay as they are by j.
-    So x, its channels taken apart into these, is added to out, its pixels taken apart: all places in one pass.
+    A value's place is frame i, row j and column k of what its pixel becomes, counted as one number.
+    A channel of the result is made of `each` channels of x, of which the first parts of that number
+    choose one: by i, or where frames stay as they are by j. So x, its channels taken apart into
+    these, is added to out, its pixels taken apart: all places in one pass.
     """
     over_time, over_space = shortcut.factor_t, shortcut.factor_s
     places, n = (over_time, over_space, over_space), out.shape[1]
@@ -151,34 +153,22 @@ def add_duplicated(out: Tensor, x: Tensor, shortcut: Any, first: bool) -> Tensor
     return out
 
 
-# ----------------------------------------------------------------------------------------------------- between stages
+# ------------------------------------------------------------------------------------------------------------- halves
 
 
-def in_pairs(pieces: Iterable[Tensor]) -> Pieces:
-    """No more than two frames at a time."""
-    for x in pieces:
-        box = [x]
-        del x
-        while box[0].shape[2] > 2:
-            yield box[0][:, :, :2]
-            box[0] = box[0][:, :, 2:]
-        yield box.pop()
+def half_of(vae: Any, decodes: bool, policy: KernelPolicy, fold: int, remember: bool) -> Half:
+    """The decoder or the encoder of stock's WanVAE for one passage.
 
-
-def gathered(pieces: Iterable[Tensor]) -> Pieces:
-    """The very first frame alone, then two at a time; at the end perhaps one."""
-    waiting: list[Tensor] = []
-    first = True
-    for x in pieces:
-        waiting.append(x)
-        del x
-        if len(waiting) == 2:
-            waiting[:] = [torch.cat(waiting, 2)]
-        if first or waiting[0].shape[2] > 1:
-            first = False
-            yield waiting.pop()
-    if waiting:
-        yield waiting.pop()
+    fold      pixels of the image, along either side, that are one pixel to its convolutions
+    remember  whether more than one piece comes
+    """
+    net = vae.decoder if decodes else vae.encoder
+    return Half(
+        stages=[partial(through, stage, policy, remember=remember) for stage in stages(net)],
+        whole=partial(before_stages if decodes else behind_stages, net, policy, remember=remember),
+        fold=fold,
+        turned=comfy.ldm.wan.vae2_2.unpatchify if decodes else comfy.ldm.wan.vae2_2.patchify,
+    )
 
 
 def before_stages(decoder: Any, policy: KernelPolicy, pieces: Iterable[Tensor], remember: bool) -> Pieces:

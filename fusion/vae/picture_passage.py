@@ -1,19 +1,21 @@
-"""A picture on its way through a VAE in bands: plan.py says what is kept and what is made again."""
+"""A picture on its way through a VAE in bands: `picture_planner.py` says what is kept and what is
+made again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import comfy.model_management
 import torch
 from torch import Tensor
 
-from ....kernels_cuda import join_moments
-from ...vae.memory_limits import Progress, channels_last
-from .layers import Layers
-from .plan import Pass, Plan, Way, parts, rows_above
-from .stages import Stage, modules
+from ...kernels_cuda import join_moments
+from .bands import CONV, by_rows, entering
+from .memory_limits import Progress, channels_last
+from .picture_layers import PictureLayers
+from .picture_plan import Pass, Plan, Way
 
 Leave = Callable[[int, int, Tensor], None]
 Rows = Callable[[int, int], Tensor]
@@ -22,16 +24,17 @@ Rows = Callable[[int, int], Tensor]
 class Passage:
     """One sample's.
 
-    banded  the stages that it passes in bands
-    given   rows of what the bands begin with: pixels that come piece by piece, or what lies on the card
-    end     the last norm and convolution of a decoder
-    like    of what type pictures are, and where they lie
+    modules  what makes each picture of the way
+    given    rows of what the bands begin with: pixels that come piece by piece, or what lies on the
+             card
+    end      the last norm and convolution of a decoder; None: its last picture is what leaves
+    like     of what type pictures are, and where they lie
     """
 
     def __init__(
         self,
-        layers: Layers,
-        banded: tuple[Stage, ...],
+        layers: PictureLayers,
+        modules: Sequence[Any],
         way: Way,
         plan: Plan,
         given: Rows,
@@ -41,12 +44,14 @@ class Passage:
     ) -> None:
         self._layers, self._way, self._plan, self._given, self._end = layers, way, plan, given, end
         self._dtype, self._device = like
-        self._modules, self._progress = modules(banded), progress
+        self._modules, self._progress = modules, progress
         self._kept: dict[int, Tensor] = {}
         self._moments: dict[int, Tensor] = {}
 
     def run(self, leave: Leave | None = None) -> Tensor | None:
-        """All passes. leave: gets the rows that leave, from which to which; None: the last picture is returned, whole."""
+        """All passes. leave: gets the rows that leave, from which to which; None: the last picture
+        is returned, whole.
+        """
         way = self._way
         self._layers.ready(self._dtype, self._device)
         if way.pictures[0].normed:
@@ -89,17 +94,19 @@ class Passage:
 
     def _leave(self, each: Pass, leave: Leave) -> None:
         last_one = self._way.pictures[-1]
-        assert self._end is not None
-        norm, conv = self._end
         for first, last in self._bands(last_one.height, each):
-            low, high = rows_above("inner", first, last, last_one.height)
+            if self._end is None:
+                leave(first, last, self._had(self._way.last, first, last))
+                continue
+            norm, conv = self._end
+            low, high = CONV.needs((first, last), last_one.height)
             box = [self._had(self._way.last, low, high)]
             box.append(self._layers.norm(norm, box.pop(), self._moments[self._way.last]))
             leave(first, last, self._layers.last(conv, box.pop(), low == first, high == last))
 
     def _bands(self, height: int, each: Pass) -> Iterator[tuple[int, int]]:
         """From which row to which, with what is to be done around each band."""
-        for band in parts(height, each.rows):
+        for band in by_rows(height, each.rows):
             comfy.model_management.throw_exception_if_processing_interrupted()
             yield band
             self._progress.add(1)
@@ -107,9 +114,11 @@ class Passage:
     # --------------------------------------------------------------------------------------------------- what is kept
 
     def _places(self, each: Pass) -> None:
-        """What stays gets a place of its own before a pass, and what passes one slab: bands are of many sizes, and in what one left
-        the next would not fit. Each piece of memory that is asked of the card and given back takes a millisecond. While places are
-        taken and given back, the slab is taken too: they shall not lie in it."""
+        """What stays gets a place of its own before a pass, and what passes one slab: bands are of
+        many sizes, and in what one left the next would not fit. Each piece of memory that is asked
+        of the card and given back takes a millisecond. While places are taken and given back, the
+        slab is taken too: they shall not lie in it.
+        """
         layers = self._layers
         slab = None if each.anew else layers.slab(each.slab, self._device)
         if each.anew or each.returns:
@@ -147,7 +156,9 @@ class Passage:
     # ----------------------------------------------------------------------------------------------------- what is made
 
     def _norm(self, number: int) -> Any:
-        """The norm that looks at a picture: of the block that begins with it, of the block that it lies in, or the last."""
+        """The norm that looks at a picture: of the block that begins with it, of the block that it
+        lies in, or the last.
+        """
         p = self._way.pictures[number]
         if p.kind == "inner":
             return self._modules[number].norm2
@@ -168,23 +179,44 @@ class Passage:
 
     def _made(self, number: int, first: int, last: int, fills: bool = False) -> Tensor:
         p, module = self._way.pictures[number], self._modules[number]
+        if self._way.straight:
+            return self._straight(first, last)
         if p.kind == "inner":
             return self._between(number, first, last, fills)
         if p.kind == "block":
             return self._block(number, first, last)
-        height = self._way.pictures[p.source].height
-        low, high = rows_above(p.kind, first, last, height)
+        layer, height = p.layer, self._way.pictures[p.source].height
+        low, high = layer.needs((first, last), height)
+        above, below = layer.zeros((first, last), height)
         box = [channels_last(self._had(p.source, low, high))]
-        if p.kind == "enter":
-            return self._layers.first(module, box.pop(), low == first, high == last)
-        if p.kind == "down":
-            return self._layers.down(module, box.pop(), high < 2 * last + 1)
-        return self._layers.up(module, box.pop())[:, :, first - 2 * low : last - 2 * low]
+        box.append(self._layers.make(module, box.pop(), above, below))
+        # Of an upsampled pixel both may be there, and one of them wanted.
+        return box.pop() if layer.scale == 1 else box.pop()[:, :, first - layer.scale * low : last - layer.scale * low]
+
+    def _straight(self, first: int, last: int) -> Tensor:
+        """Rows of the last picture. A band enters with all the rows that it looks at, and loses
+        them on the way: what looks beyond a cut is not made, what looks beyond the picture sees
+        zeros.
+        """
+        given, *pictures = self._way.pictures
+        heights = [given.height, *(p.height for p in pictures)]
+        low, high = entering([p.layer for p in pictures], heights[:-1], (first, last))
+        box = [self._given(low, high)]
+        for p, module, height in zip(pictures, self._modules[1:], heights, strict=False):
+            layer, at = p.layer, p.layer.scale * low
+            above, below = layer.before * (low == 0), layer.kernel // 2 * (high == height)
+            low, high = layer.makes((low, high), height)
+            box.append(self._layers.make(module, box.pop(), above, below))
+            if layer.scale > 1:
+                box.append(box.pop()[:, :, low - at : high - at])
+        return box.pop()[:, :, first - low : last - low]
 
     def _between(self, number: int, first: int, last: int, fills: bool) -> Tensor:
-        """Rows of what lies between a block's convolutions; on the way, what its shortcut makes of them."""
+        """Rows of what lies between a block's convolutions; on the way, what its shortcut makes of
+        them.
+        """
         p, block = self._way.pictures[number], self._modules[number]
-        low, high = rows_above("inner", first, last, p.height)
+        low, high = CONV.needs((first, last), p.height)
         box = [self._had(p.source, low, high)]
         if fills:
             self._write(number + 1, first, last, self._layers.shortcut(block, box[0][:, :, first - low : last - low]))
@@ -197,7 +229,7 @@ class Passage:
 
     def _block(self, number: int, first: int, last: int) -> Tensor:
         p, block, layers = self._way.pictures[number], self._modules[number], self._layers
-        low, high = rows_above("inner", first, last, p.height)
+        low, high = CONV.needs((first, last), p.height)
         above, below = low == first, high == last
         inner = self._moments[number - 1]
         if number in self._plan.filled:
@@ -207,7 +239,7 @@ class Passage:
             skip = layers.shortcut(block, self._had(p.source, first, last))
             seen = layers.norm(block.norm2, self._had(number - 1, low, high), inner)
             return layers.second(block.conv2, seen, skip, above, below)
-        far_low, far_high = rows_above("inner", low, high, p.height)
+        far_low, far_high = CONV.needs((low, high), p.height)
         x = self._had(p.source, far_low, far_high)
         between = self._first_half(block, p.source, [x], far_low == low, far_high == high)
         seen = layers.norm(block.norm2, between, inner)

@@ -1,18 +1,23 @@
-"""How a large picture passes through a VAE in bands without seams: what is kept of it on the way, and what is made again.
+"""How a large picture passes through a VAE in bands without seams: what is kept of it on the way,
+and what is made again.
 
-A convolution looks at the rows beside a band's, which can be had. A group norm looks at the whole picture: no row can be
-normed before the last row of what is normed was made. So the work goes from norm to norm, in passes. A pass makes one
-picture of the way (a block's input, or what lies between its convolutions) band by band, from pictures that are kept, and
-gathers the moments of its groups; with them the next pass can norm it.
+A convolution looks at the rows beside a band's, which can be had. A group norm looks at the whole
+picture: no row can be normed before the last row of what is normed was made. So the work goes from
+norm to norm, in passes. A pass makes one picture of the way (a block's input, or what lies between
+its convolutions) band by band, from pictures that are kept, and gathers the moments of its groups;
+with them the next pass can norm it.
 
     kept        both pictures of a block      each convolution runs once
-    made again  whatever is not kept, in each pass that needs it, from the last that was, with the rows around a band
+    made again  whatever is not kept, in each pass that needs it, from the last that was, with the
+                rows around a band
 
-At 2048x2048 in fp16 a picture of 128 channels has 1.07 GB, and the decoder's last stage has seven norms. Two such pictures
-and the 256 channels at half the size that they are made of fit 3 GiB: kept are all but the upsampled one, which is made
-twice. At 4096x4096 not one of them fits, and the last stage is made anew for each of its norms, 5.5 times its work. So for
-each stage one of a few ways is chosen, such that all fit and the products are fewest (`best`). Stages that fit as they are
-pass whole, before the bands of a decoder and behind those of an encoder; so does the middle, whose attention sees all.
+At 2048x2048 in fp16 a picture of 128 channels has 1.07 GB, and the decoder's last stage has seven
+norms. Two such pictures and the 256 channels at half the size that they are made of fit 3 GiB: kept
+are all but the upsampled one, which is made twice. At 4096x4096 not one of them fits, and the last
+stage is made anew for each of its norms, 5.5 times its work. So for each stage one of a few ways is
+chosen, such that all fit and the products are fewest (`best`). Stages that fit as they are pass
+whole, before the bands of a decoder and behind those of an encoder; so does the middle, whose
+attention sees all.
 
 Bands are rows, because rows of a channels-last picture lie together whatever its width.
 """
@@ -20,136 +25,19 @@ Bands are rows, because rows of a channels-last picture lie together whatever it
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from ....kernels_cuda.ops.attention.attention_products import scratch_bytes
-from ...vae.memory_limits import HELD
-
-Kind = Literal["given", "enter", "up", "down", "inner", "block"]
+from .memory_limits import HELD
+from .picture_plan import PACK, Pass, Picture, Plan, Way
 
 SLAB = 768 << 20  # bytes that bands pass through at most: more fill no card better
 LEAST_ROWS = 8  # of a band: below, what is made again for the rows around it is most of the work
-MIDDLE = 5  # pictures as large as the latent, of the middle's width, that its attention needs at a time
-QUERIES = (
-    8192  # of the attention at a time: whole rounds of blocks on every card, a fraction of a second on the slowest
-)
-PACK = 8  # channels of a pixel that the kernels read at a time
-
-
-@dataclass(frozen=True)
-class Picture:
-    """One of those that follow each other on the way.
-
-    kind    given   what the bands begin with
-            enter   of the first convolution, up, down: of a resampling
-            inner   between the two convolutions of a block, block: its result
-    source  the number of the picture it is made of; a block's result: the block's input, and the one before it
-    stage   its number among those that pass in bands
-    widens  whether the block's shortcut is a convolution
-    normed  whether a norm looks at it
-    """
-
-    kind: Kind
-    channels: int
-    height: int
-    width: int
-    source: int
-    stage: int
-    widens: bool = False
-    normed: bool = True
-
-    def bytes(self, rows: int, item: int) -> int:
-        return rows * self.width * self.channels * item
-
-
-@dataclass(frozen=True)
-class Way:
-    """The pictures that pass in bands, and how the way ends.
-
-    exits  the channels of what the last norm and convolution make, band by band; 0: the last picture is wanted whole
-    """
-
-    pictures: tuple[Picture, ...]
-    exits: int
-    item: int = 2
-
-    @property
-    def begins_kept(self) -> bool:
-        """Whether what the bands begin with lies on the card: pixels come piece by piece."""
-        return bool(self.exits)
-
-    @property
-    def last(self) -> int:
-        return len(self.pictures) - 1
-
-
-@dataclass(frozen=True)
-class Pass:
-    """Making one picture of the way in bands.
-
-    number   of the picture; one beyond the last: what leaves
-    rows     of a band; bands: how many there are
-    gathers  whether the moments of its groups are wanted
-    keeps    whether it is kept
-    lags     whether a band is written only when the next one was made: its place is that of a picture whose rows are still needed
-    fills    whether the block's shortcut of it goes straight to where the block's result will be kept
-    frees    the pictures that nobody needs after it
-    slab     bytes of the one piece of memory that its bands pass through
-    anew     whether that is another piece than the pass before had
-    returns  whether what was kept until then goes back to the card: nothing that is kept from now on is as large
-    """
-
-    number: int
-    rows: int
-    bands: int
-    gathers: bool
-    keeps: bool
-    lags: bool
-    fills: bool
-    frees: tuple[int, ...]
-    slab: int
-    anew: bool
-    returns: bool
-
-
-@dataclass(frozen=True)
-class Plan:
-    """
-    passes    in order
-    kept      the pictures that are kept
-    in_place  those of them that take the place of their sources
-    over      blocks' results that take the place of what lies within the block
-    filled    blocks' results whose shortcuts are there before the rest of them
-    peak      bytes at most
-    products  how many are computed
-    """
-
-    passes: tuple[Pass, ...]
-    kept: frozenset[int]
-    in_place: frozenset[int]
-    over: frozenset[int]
-    filled: frozenset[int]
-    peak: int
-    products: int
-
-    @property
-    def bands(self) -> int:
-        return sum(each.bands for each in self.passes)
 
 
 # ------------------------------------------------------------------------------------------- what a band takes of others
-
-
-def rows_above(kind: Kind, first: int, last: int, height: int) -> tuple[int, int]:
-    """Of the source, which has so many rows, those that the rows [first, last) are made of. Blocks: of what lies within."""
-    if kind == "up":
-        return max(0, (first - 1) // 2), min(height, (last + 2) // 2)
-    if kind == "down":
-        return 2 * first, min(height, 2 * last + 1)
-    return max(0, first - 1), min(height, last + 1)
 
 
 @dataclass(frozen=True)
@@ -180,26 +68,17 @@ class _Reckoning:
             size = rows * p.width * PACK * (way.item + 4)
             return Made(size, size, 0)
         source = way.pictures[p.source]
-        if p.kind == "inner":
-            x = self.had(p.source, rows + 2)
-            normed = source.bytes(rows + 2, way.item)
-            peak = max(x.peak, x.size + normed, normed + size)
-            if number + 1 in self.filled:
-                peak = max(peak, x.size + size)
-            return Made(peak, size, x.products + 9 * rows * p.width * source.channels * p.channels)
         if p.kind == "block":
             return self._block(number, p, source, rows, size)
-        if p.kind == "up":
-            x = self.had(p.source, rows // 2 + 2)
-            size = p.bytes(rows + 4, way.item)
-            products = 4 * (rows + 4) * p.width * source.channels * p.channels
-        elif p.kind == "down":
-            x = self.had(p.source, 2 * rows + 1)
-            products = 9 * rows * p.width * source.channels * p.channels
-        else:
-            x = self.had(p.source, rows + 2)
-            products = 9 * rows * p.width * source.channels * p.channels
-        return Made(max(x.peak, x.size + size), size, x.products + products)
+        x = self.had(p.source, p.layer.most(rows))
+        if p.layer.scale > 1:  # all that can be made of what is had
+            rows = p.layer.scale * p.layer.most(rows)
+            size = p.bytes(rows, way.item)
+        peak = max(x.peak, x.size + size)
+        if p.kind == "inner":
+            normed = source.bytes(rows + 2, way.item)
+            peak = max(x.peak, x.size + normed, normed + size, x.size + size if number + 1 in self.filled else 0)
+        return Made(peak, size, x.products + p.layer.taps * rows * p.width * source.channels * p.channels)
 
     def _block(self, number: int, p: Picture, source: Picture, rows: int, size: int) -> Made:
         item = self.way.item
@@ -232,9 +111,9 @@ class _Reckoning:
 
 # ------------------------------------------------------------------------------------------------------------- choosing
 
-# Which pictures of a stage are kept: its first, those within blocks, the blocks' results but for the last, the last. `over`: where
-# a block widens and its input is not kept, its result goes where that within it was, and not to a place of its own, with its
-# shortcut first.
+# Which pictures of a stage are kept: its first, those within blocks, the blocks' results but for
+# the last, the last. `over`: where a block widens and its input is not kept, its result goes where
+# that within it was, and not to a place of its own, with its shortcut first.
 Inner = Literal["over"] | bool
 Keeps = tuple[bool, Inner, bool, bool]
 DECODING: tuple[Keeps, ...] = (
@@ -262,7 +141,9 @@ TRIED = 12  # plans, of those with the fewest products: what small bands cost is
 
 @lru_cache(maxsize=64)
 def best(way: Way, room: int) -> Plan:
-    """The plan with the fewest products among those that keep within so many bytes; where none does, the one that needs least."""
+    """The plan with the fewest products among those that keep within so many bytes; where none
+    does, the one that needs least.
+    """
     stages = 1 + max(p.stage for p in way.pictures)
     choices = itertools.product(DECODING if way.exits else ENCODING, repeat=stages)
     outlines = sorted(
@@ -281,7 +162,9 @@ def best(way: Way, room: int) -> Plan:
 
 
 def _kept(way: Way, keeps: Sequence[Keeps]) -> tuple[frozenset[int], frozenset[int]]:
-    """The pictures that are kept, and those of them that take the place of what lies within their blocks."""
+    """The pictures that are kept, and those of them that take the place of what lies within their
+    blocks.
+    """
     kept = {0} if way.begins_kept else set()
     over = set()
     for number, p in enumerate(way.pictures):
@@ -304,7 +187,8 @@ class Outline:
     """What follows from which pictures are kept, whatever the bands.
 
     numbers   of the passes, in order
-    filled    blocks' results whose shortcuts are made with the pictures before them: their inputs are not there any more later
+    filled    blocks' results whose shortcuts are made with the pictures before them: their inputs
+              are not there any more later
     in_place  those that take the place of their sources
     over      those that take the place of what lies within their block
     alive     bytes that are kept during each pass; most: the most of them
@@ -332,7 +216,9 @@ class Outline:
         self._live(reads)
 
     def _followed(self) -> tuple[list[frozenset[int]], list[int]]:
-        """For each picture, and for what leaves: the kept ones that it is made of, and the products."""
+        """For each picture, and for what leaves: the kept ones that it is made of, and the
+        products.
+        """
         reads: list[frozenset[int]] = []
         products: list[int] = []
 
@@ -390,7 +276,7 @@ def _products(way: Way, number: int) -> int:
         return 0
     if p.kind == "block":
         return area * p.channels * (9 * p.channels + (into if p.widens else 0))
-    return area * into * p.channels * (4 if p.kind == "up" else 9)
+    return area * into * p.channels * p.layer.taps
 
 
 def planned(outline: Outline, room: int) -> Plan:
@@ -438,8 +324,10 @@ def _at(reckoning: _Reckoning, number: int, rows: int) -> Made:
 
 
 def _rows(reckoning: _Reckoning, number: int, lags: bool, height: int, room: int) -> tuple[int, int]:
-    """Rows of a band, as many as there is room for, and the bytes that they take. Bytes grow as rows do, and not less than in
-    proportion to them, so what lies between two sizes takes no more than a straight line says."""
+    """Rows of a band, as many as there is room for, and the bytes that they take. Bytes grow as
+    rows do, and not less than in proportion to them, so what lies between two sizes takes no more
+    than a straight line says.
+    """
 
     def taken(rows: int) -> int:
         made = _at(reckoning, number, rows)
@@ -453,25 +341,3 @@ def _rows(reckoning: _Reckoning, number: int, lags: bool, height: int, room: int
     rows = low + max(0, int((room / HELD - small) / per_row))
     rows = -(-height // -(-height // min(rows, high)))  # bands of about equal size
     return rows, taken(rows)
-
-
-# ------------------------------------------------------------------------------------------------------ what passes whole
-
-
-def middle(channels: int, pixels: int, item: int) -> int:
-    """Bytes that the middle takes at a time: what the attention adds to, its queries, keys and values, and what it has mixed;
-    of some queries also what becomes of them, and their scores of some keys."""
-    some = min(pixels, QUERIES)
-    return channels * (MIDDLE * pixels + some) * item + scratch_bytes(some, pixels, channels)
-
-
-def whole_stage(channels_in: int, channels: int, blocks: int, pixels: int, item: int) -> int:
-    """Bytes that a stage takes at a time where its pictures are whole: so many blocks, the first of which may widen."""
-    widths = [(channels_in, channels), *[(channels, channels)] * (blocks - 1)]
-    return max(max(2 * a + b, a + 2 * b, 3 * b if a != b else 0) for a, b in widths) * pixels * item
-
-
-def parts(height: int, rows: int) -> Iterator[tuple[int, int]]:
-    """The bands of a picture."""
-    for first in range(0, height, rows):
-        yield first, min(first + rows, height)
