@@ -7,7 +7,7 @@ import torch
 from vae_scenes import KINDS
 
 from fusestream.fusion.families.wan.vae import fused as wan_vae
-from fusestream.fusion.load import diffusion
+from fusestream.fusion.load import vae as loader
 from fusestream.fusion.vae import video_plan
 from fusestream.kernels_cuda import obstacle
 
@@ -31,10 +31,10 @@ def test_the_type_is_fp16_where_kernels_run_and_the_flags_decide(monkeypatch):
     card, management = torch.device("cuda", 0), comfy.model_management
     monkeypatch.setattr(management, "should_use_fp16", lambda *_: True)
     monkeypatch.setattr(management, "should_use_bf16", lambda *_: True)
-    monkeypatch.setattr(diffusion, "obstacle", lambda _: None)
-    assert diffusion.vae_dtype(card) is torch.float16
+    monkeypatch.setattr(loader, "obstacle", lambda _: None)
+    assert loader.vae_dtype(card) is torch.float16
     monkeypatch.setattr(management.args, "bf16_vae", True)
-    assert diffusion.vae_dtype(card) is torch.bfloat16
-    monkeypatch.setattr(diffusion, "obstacle", lambda _: "it is too old")
-    assert diffusion.vae_dtype(card) is None
+    assert loader.vae_dtype(card) is torch.bfloat16
+    monkeypatch.setattr(loader, "obstacle", lambda _: "it is too old")
+    assert loader.vae_dtype(card) is None
     assert obstacle(torch.device("cpu")) == "cpu is no NVIDIA card"
