@@ -90,13 +90,13 @@ def measured(path: Path, mode: Mode, latent: tuple[int, int, int], profile: bool
     import torch  # noqa: PLC0415
 
     from ..fusion.load.diffusion import load_streamed_diffusion_model  # noqa: PLC0415
-    from ..fusion.stream import stream as streaming  # noqa: PLC0415
+    from ..fusion.stream.block_stream import BlockStream  # noqa: PLC0415
     from ..kernels_cuda import KernelPolicy  # noqa: PLC0415
     from ..memory import Pager  # noqa: PLC0415
 
     model = load_streamed_diffusion_model(str(path), None, KernelPolicy.of(mode))
-    model.stream.ceiling = model.stream.least
-    clocked = Clocked(Pager, streaming.Stream)
+    model.stream.residency.ceiling = model.stream.residency.least
+    clocked = Clocked(Pager, BlockStream)
     profiler = cProfile.Profile()
     width = model.model.diffusion_model.text_embedding[0].in_features
     words = [[torch.randn(1, 512, width, generator=torch.Generator().manual_seed(1)), {}]]
@@ -114,7 +114,7 @@ def measured(path: Path, mode: Mode, latent: tuple[int, int, int], profile: bool
     with torch.inference_mode(), clocked():
         comfy.sample.sample(model, noise, STEPS, 1.0, *run, seed=0, disable_pbar=True, callback=over)
         profiler.disable()
-        model.stream.check()
+        model.stream.residency.check()
     comfy.model_management.unload_all_models()
     if profile:
         pstats.Stats(profiler).sort_stats("tottime").print_stats(45)

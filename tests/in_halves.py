@@ -30,7 +30,7 @@ def load(path: Path, policy: KernelPolicy | None = None, dtype: torch.dtype = HA
         # Of quantised weights it is asked without a type: they have none to compute in.
         patch.setattr(comfy.model_management, "unet_manual_cast", lambda held, *_: dtype if held is None else None)
         model = load_streamed_diffusion_model(str(path), policy=policy or KernelPolicy(), dtype=dtype)
-    model.stream.ceiling = model.stream.least
+    model.stream.residency.ceiling = model.stream.residency.least
     return model
 
 

@@ -99,7 +99,7 @@ _WATCHED_BY: dict[str, tuple[str, ...]] = {
     "fusion/stream/text_kv.py": ("test_text_kv",),
     "fusion/patcher/vram_estimate.py": ("test_vram_retry", "test_segments_small_budgets"),
     "fusion/patcher/vram_retry.py": ("test_vram_retry", "test_segments_small_budgets"),
-    "fusion/stream/stream.py": ("test_model_call", "test_patcher_memory", "test_streaming_patcher"),
+    "fusion/stream/block_stream.py": ("test_model_call", "test_patcher_memory", "test_streaming_patcher"),
     "fusion/stream/vram_pool.py": ("test_vram_pool", "test_vram_retry", "test_patcher_memory"),
 }
 _PLACES = {path.stem: path.relative_to(ROOT).as_posix() for path in (ROOT / "tests" / "unit").rglob("test_*.py")}

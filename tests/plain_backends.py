@@ -10,8 +10,7 @@ import comfy.model_management as mm
 import pytest
 from plain_device import PlainDevice, PlainManagedMemory
 
-from fusestream.fusion.stream import segments
-from fusestream.fusion.stream import stream as streaming
+from fusestream.fusion.stream import residency, segments
 from fusestream.memory import Pager, Parcels, RamBudget, bounds
 from fusestream.memory.backends.managed import ManagedBackend
 from fusestream.memory.backends.slots import SlotsBackend
@@ -33,9 +32,9 @@ class Backends:
 
     def become(self, model: Any, kind: str) -> None:
         """From now on this model streams over one of BACKENDS, through the smallest window."""
-        self._kinds[model.stream.ledger] = kind
-        model.stream._bound()
-        model.stream.ceiling = model.stream.least
+        self._kinds[model.stream.residency.ledger] = kind
+        model.stream.residency._measure()
+        model.stream.residency.ceiling = model.stream.residency.least
 
     def _open(self, source: Any, layers: Any, vram: Any, budget: int, *others: Any, **options: Any) -> Pager:
         ledger, convert = options["ledger"], options["convert"]
@@ -64,7 +63,7 @@ class Backends:
 
     def device_of(self, model: Any) -> PlainDevice:
         """Where this one streams, once it has."""
-        return self._devices[model.stream.ledger]
+        return self._devices[model.stream.residency.ledger]
 
     def _check(self) -> None:
         for kept in self._kept:
@@ -74,7 +73,7 @@ class Backends:
             device.stop()
 
 
-_open_pager = streaming.open_pager
+_open_pager = residency.open_pager
 
 
 @contextlib.contextmanager
@@ -82,12 +81,12 @@ def plain_backends() -> Iterator[Backends]:
     """For models that are used meanwhile."""
     found = Backends()
 
-    def open_parcels(stream: Any, _ram: Any) -> Parcels | None:
-        return found._parcels(stream.ledger)
+    def open_parcels(one: residency.Residency, _ram: Any) -> Parcels | None:
+        return found._parcels(one.ledger)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(streaming, "open_pager", found._open)
-        patch.setattr(streaming.Stream, "_open_parcels", open_parcels)
+        patch.setattr(residency, "open_pager", found._open)
+        patch.setattr(residency.Residency, "_open_parcels", open_parcels)
         patch.setattr(segments, "bounds", lambda layers, _device: bounds(layers, "cuda"))
         yield found
         mm.unload_all_models()

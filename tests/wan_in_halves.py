@@ -19,7 +19,7 @@ def load(path: Path | str, policy: KernelPolicy = STANDARD, dtype: torch.dtype =
         # Of quantised weights it is asked without a type: they have none to compute in.
         patch.setattr(comfy.model_management, "unet_manual_cast", lambda held, *_: dtype if held is None else None)
         model = load_streamed_diffusion_model(str(path), policy=policy, dtype=dtype)
-    model.stream.ceiling = model.stream.least
+    model.stream.residency.ceiling = model.stream.residency.least
     return model
 
 

@@ -121,7 +121,7 @@ class Run:
         if self.ours:
             model, loading = self._load(self.fusion.load_diffusion_model, path, **self._budget())
             if self.side.backend != "auto":
-                model.stream.pager_options = {"backend": self.side.backend, "guard": True}
+                model.stream.residency.pager_options = {"backend": self.side.backend, "guard": True}
         elif self.side.pack:
             from . import gguf_pack  # noqa: PLC0415
 
@@ -427,7 +427,7 @@ class Run:
         }
         stream = getattr(self.model, "stream", None)
         if stream is not None:
-            told = stream.ledger.summary()
+            told = stream.residency.ledger.summary()
             result["pager"] = {
                 **{name: str(note)[:200] for name, note in told["notes"].items()},
                 "seconds": {name: float(f"{s:.4g}") for name, s in told["seconds"].items()},

@@ -15,8 +15,8 @@ import torch
 from ...memory import plan_of
 from ..base.hooks import RECKONING
 from ..patcher.vram_estimate import RESERVE, STOCK_ASKS, Reckoning, own_reserve
+from ..stream.block_stream import BlockStream
 from ..stream.segments import chosen
-from ..stream.stream import Stream
 
 
 class Verdict(Enum):
@@ -73,21 +73,25 @@ class Fit:
 
 def fit_of(patcher: Any, shape: Sequence[int], prompts: int, *, is_automatic: bool = False) -> Fit:
     """Of a streamed MODEL, for a latent of this shape. prompts: of each step. is_automatic: as if its vram_budget were."""
-    stream: Stream = patcher.stream
+    stream: BlockStream = patcher.stream
     reckoning: Reckoning = getattr(patcher.model, RECKONING)
     device = torch.device(patcher.load_device)
     rest, others = patcher._rest_size(), _others(patcher, device)
     free = int(patcher.get_free_memory(device)) + patcher.loaded_size() + others
     with _asked(patcher.model, shape, prompts) as (one, all_prompts, batched):
         room = _room(patcher, free)
-    held = int(max(stream.narrow, min(room, stream.most if is_automatic else stream.wanted)))
-    grain = chosen(stream.grains, device, held)
-    layers = grain.paged
-    plan = plan_of(layers, device, held - grain.kept)
+    held = int(
+        max(stream.residency.narrow, min(room, stream.residency.most if is_automatic else stream.residency.wanted))
+    )
+    segmentation = chosen(stream.residency.segmentations, device, held)
+    layers = segmentation.paged
+    plan = plan_of(layers, device, held - segmentation.text_bytes)
     often = [i for i in range(len(layers)) if i not in plan.rare]
-    forwards = 1 if prompts == 1 or STOCK_ASKS * batched < free - rest - plan.footprint - grain.kept else prompts
+    forwards = (
+        1 if prompts == 1 or STOCK_ASKS * batched < free - rest - plan.footprint - segmentation.text_bytes else prompts
+    )
     saved = reckoning.ratio * reckoning.saves if reckoning.is_ours else 0.0  # by computing in smaller pieces
-    needed = rest + stream.narrow + int(one - saved) + own_reserve()
+    needed = rest + stream.residency.narrow + int(one - saved) + own_reserve()
     return Fit(
         verdict=_verdict(needed, free, streams=bool(plan.streamed or plan.rare)),
         free=free,
@@ -95,9 +99,9 @@ def fit_of(patcher: Any, shape: Sequence[int], prompts: int, *, is_automatic: bo
         rest=rest,
         sizes=tuple(plan.sizes[i] for i in often),
         stored=sum(layers[i].stored_bytes for i in often) / max(1, sum(plan.sizes[i] for i in often)),
-        parts=(grain.of or grain) is not stream.grains[0],
+        parts=(segmentation.base or segmentation) is not stream.residency.segmentations[0],
         held=plan.footprint,
-        kept=grain.kept,
+        kept=segmentation.text_bytes,
         window=plan.window_bytes,
         stays=len(plan.resident),
         passes=len(plan.streamed),

@@ -158,7 +158,7 @@ class _Case:
 
     def _bus(self) -> tuple[float | None, bool]:
         """Bytes per second, as far as this process has seen; else None: the card's row has one, or it is assumed."""
-        rate = self.stream.ledger.rate()
+        rate = self.stream.residency.ledger.rate()
         return (rate, False) if rate else (None, self.card is not None)
 
     def cost(self, work: Work) -> Cost | None:
@@ -260,7 +260,7 @@ def _others(found: Estimate, case: _Case, who: str) -> Iterator[tuple[str, tuple
     work = found.work
     for tier in () if case.is_sparse else _faster_tiers(case, who):
         yield "quality", ("auto" if tier == STORED else tier,), work, tier
-    if case.stream.ceiling is not None and found.fit is not None and found.fit.passes:
+    if case.stream.residency.ceiling is not None and found.fit is not None and found.fit.passes:
         yield "budget", (), work, who
     if found.work.steps > FEW_STEPS:
         yield "few steps", (FEW_STEPS,), replace(work, steps=FEW_STEPS, prompts=1), who

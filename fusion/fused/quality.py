@@ -15,7 +15,7 @@ from typing import Any
 from ...kernels_cuda import KernelPolicy
 from ..base import card_rates
 from ..base.hooks import STREAM
-from ..stream.stream import Stream
+from ..stream.block_stream import BlockStream
 from ..weights.int8_weights import multiplies_bytes
 from ..weights.storage import INT8_LAYOUT
 from .block import multiplied_by_stock, policy_of_model
@@ -51,7 +51,7 @@ def resolved(model: Any) -> AsStored | None:
 def as_stored(model: Any, policy: KernelPolicy) -> AsStored:
     """The same for any quality: what `auto` would come to."""
     stream = getattr(model.model, STREAM, None)
-    if not isinstance(stream, Stream) or not stream.family:
+    if not isinstance(stream, BlockStream) or not stream.family:
         return AsStored.STOCK
     storage, is_packed = most_of(stream)
     if is_packed:
@@ -65,7 +65,7 @@ def as_stored(model: Any, policy: KernelPolicy) -> AsStored:
     return AsStored.FP16 if storage == "F16" else AsStored.MADE_FP16
 
 
-def _of_int8(stream: Stream, policy: KernelPolicy, device: Any) -> AsStored:
+def _of_int8(stream: BlockStream, policy: KernelPolicy, device: Any) -> AsStored:
     modules: list[Any] = [paged.module for block in stream.blocks for paged in block.paged]
     of_int8 = [one for one in modules if getattr(one, "layout_type", None) == INT8_LAYOUT]
     if all(one._full_precision_mm for one in of_int8):
@@ -87,7 +87,7 @@ def policy_words(policy: KernelPolicy, model: Any = None) -> str:
     return f"kernels {policy.default}, {tier}" + (f"; {others}" if others else "")
 
 
-def most_of(stream: Stream) -> tuple[str, bool]:
+def most_of(stream: BlockStream) -> tuple[str, bool]:
     """The type that most bytes of the blocks have in the file, and whether it is packed."""
     counted: Counter[tuple[str, bool]] = Counter()
     for layer in stream.layers:

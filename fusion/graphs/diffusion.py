@@ -19,7 +19,7 @@ from ..base.hooks import NETWORK_GRAPHS, NETWORK_METHODS, NETWORK_PARTS
 from ..base.subclassing import mix
 from ..fused.attention import HOOK, AttentionOverride
 from ..fused.block import Parts, policy_of
-from ..stream.stream import Stream
+from ..stream.block_stream import BlockStream
 from .calls import Graphs
 from .guard import Methods, own_values
 
@@ -39,10 +39,10 @@ OUTSIDE = frozenset(
 UNKEYED = frozenset((HOOK, "wrappers", "callbacks", "patches", "patches_replace", "uuids"))
 
 
-def attach(net: nn.Module, stream: Stream) -> None:
+def attach(net: nn.Module, stream: BlockStream) -> None:
     """Let calls of this network, whose blocks stream, be captured where it pays."""
     graphs = Graphs(stream, net)
-    stream.graphs = graphs
+    stream.residency.graphs = graphs
     mix(net, _Graphed, **{NETWORK_GRAPHS: graphs, NETWORK_PARTS: Parts(net), NETWORK_METHODS: Methods(net)})
 
 

@@ -20,7 +20,7 @@ from ..compatibility.aside import step_aside
 from ..identify.checkpoint_info import CheckpointInfo, look_at
 from ..patcher import saving
 from ..patcher.streaming_patcher import attach
-from ..stream.stream import Stream
+from ..stream.block_stream import BlockStream
 from .request import Load, LoadRequest
 
 
@@ -77,7 +77,7 @@ def looked_at(request: LoadRequest) -> Iterator[CheckpointInfo | None]:
         yield info
 
 
-def let_stream(model: Any, stream: Stream, path: str, family: Family | None, fused: int) -> None:
+def let_stream(model: Any, stream: BlockStream, path: str, family: Family | None, fused: int) -> None:
     """Give a model its stream. The report tells who computes its blocks, and the log where that is
     ComfyUI."""
     if family is not None and fused:

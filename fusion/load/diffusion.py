@@ -31,7 +31,7 @@ from ..sampling import checks, step_timer
 from ..sampling.measured import describe
 from ..stream import progress
 from ..stream.blocks import lay_out_layers
-from ..stream.stream import Stream
+from ..stream.block_stream import BlockStream
 from . import build
 from .common import let_stream, looked_at, open_to_stream, prepare, streamed_or_stock
 from .missing import require_whole
@@ -114,12 +114,12 @@ def streamed_from(source: Checkpoint, request: LoadRequest) -> StreamingModelPat
             leave_unknown(family, net)
         layers = lay_out_layers(parts.blocks, parts.layers)
         is_ours = fused > 0 and not policy.is_off and parts.model.get_dtype_inference() is torch.float16
-        stream = Stream(source, parts.blocks, layers, device, request.budget_bytes, keeps_texts=is_ours)
+        stream = BlockStream(source, parts.blocks, layers, device, request.budget_bytes, keeps_texts=is_ours)
     except BaseException:
         source.close()
         raise
     if parts.stocks_type is not None:
-        stream.ledger.note(
+        stream.residency.ledger.note(
             "computes in",
             f"{word(parts.model.get_dtype_inference())}, as the kernels do; ComfyUI would in {word(parts.stocks_type)}",
         )

@@ -21,7 +21,7 @@ from ..graphs.calls import Graphs
 from ..identify import clip_types
 from ..identify.checkpoint_info import CheckpointInfo, look_at, renamed
 from ..patcher.streaming_patcher import StreamingModelPatcher
-from ..stream.stream import Stream
+from ..stream.block_stream import BlockStream
 from ..stream.text_encoding import hold_while_writing, watch_encoding
 from . import build
 from .common import let_stream, looked_at, open_to_stream, prepare, streamed_or_stock
@@ -185,7 +185,7 @@ def streaming_clip(
     found = [compatibility.checked(family, device, policy) for family in families]
     known = [family for family in found if family.fuse(parts.model, policy)]
     idle = known[0].idle if len(known) == 1 else None  # of several encoders the last blocks are those of one
-    stream = Stream(
+    stream = BlockStream(
         source,
         parts.blocks,
         parts.layers,
@@ -197,7 +197,7 @@ def streaming_clip(
         idle=0 if idle is None else idle(parts.model, device),
     )
     let_stream(parts.model, stream, request.path, next(iter(known or found), None), len(known))
-    stream.graphs = Graphs(stream, parts.model)
+    stream.residency.graphs = Graphs(stream, parts.model)
     watch_encoding(parts.model, stream)
     for network, block in parts.heads:
         hold_while_writing(network, stream, block)

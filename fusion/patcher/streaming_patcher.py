@@ -26,7 +26,7 @@ from torch import nn
 from ..base.errors import NotWhileStreaming
 from ..base.hooks import RECKONING, REST, STREAM
 from ..fused.block import policy_of_model
-from ..stream.stream import Stream
+from ..stream.block_stream import BlockStream
 from ..weights import channels_last
 from ..weights.patches import with_hooked
 from ..weights.storage import is_quantised, storage_of, stored
@@ -49,13 +49,13 @@ class Rest(NamedTuple):
         )
 
 
-def attach(model: Any, stream: Stream) -> None:
+def attach(model: Any, stream: BlockStream) -> None:
     """Give a model its stream, which ends with it."""
     setattr(model, STREAM, stream)
     weakref.finalize(model, _end, stream)
 
 
-def _end(stream: Stream) -> None:
+def _end(stream: BlockStream) -> None:
     """The collector may run in any thread: in one of the pager's own, closing would wait for itself."""
     if threading.current_thread().name.startswith("fusestream"):
         threading.Thread(target=stream.close, name="closing").start()
@@ -80,8 +80,8 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
         self._hooked: dict[str, Any] = {}  # patches by hooks of what streams, now
 
     @property
-    def stream(self) -> Stream:
-        found: Stream = getattr(self.model, STREAM)
+    def stream(self) -> BlockStream:
+        found: BlockStream = getattr(self.model, STREAM)
         return found
 
     # ------------------------------------------------------------------------------------- what stock asks about it
@@ -91,11 +91,17 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
 
     def model_size(self) -> int:
         """Device bytes when loaded as far as the budget goes; never less than what is loaded."""
-        return self._rest_size() + max(self.stream.wanted, self.stream.held) + self.stream.beside
+        return (
+            self._rest_size()
+            + max(self.stream.residency.wanted, self.stream.residency.held)
+            + self.stream.residency.beside
+        )
 
     def loaded_size(self) -> int:
         """Device bytes now."""
-        loaded = self.stream.held + self.stream.beside + (self._rest_size() if self._is_loaded() else 0)
+        loaded = (
+            self.stream.residency.held + self.stream.residency.beside + (self._rest_size() if self._is_loaded() else 0)
+        )
         self.model.model_loaded_weight_memory = loaded  # some nodes read this
         return loaded
 
@@ -104,12 +110,12 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
         of torch's memory looks free to it. While stock asks which prompts to batch, what weights that pass through can do without
         counts as free: a step that runs out of VRAM takes it, and a batch of prompts is worth more."""
         reckoning = getattr(self.model, RECKONING, None)
-        yielding = self.stream.yielding if reckoning is not None and reckoning.is_batching else 0
+        yielding = self.stream.residency.yielding if reckoning is not None and reckoning.is_batching else 0
         return self._free(device) + yielding
 
     def _free(self, device: torch.device) -> int:
         free: int = comfy.model_management.get_free_memory(device)
-        return max(0, free - self.stream.beside)
+        return max(0, free - self.stream.residency.beside)
 
     def _is_loaded(self) -> bool:
         return self.model.current_weight_patches_uuid is not None
@@ -145,7 +151,7 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
     ) -> int:
         """Hold `extra_memory` bytes more than now, or fewer; take up this patcher's patches. Returns the bytes taken."""
         with self.use_ejected(skip_and_inject_on_exit_only=True):
-            self.stream.refresh()
+            self.stream.residency.refresh()
             before = self.loaded_size()
             is_stale = self._is_loaded() and (
                 self.model.current_weight_patches_uuid != self.patches_uuid or force_patch_weights
@@ -156,11 +162,13 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
                 self._set_patches()  # the same ones, for another clone's kernels perhaps
             if extra_memory < 0 and self._is_loaded():
                 # It is about to run: what its blocks need to pass through would have to come back at once.
-                self.stream.shrink(min(-int(extra_memory), self.stream.held - self.stream.least))
+                self.stream.residency.shrink(
+                    min(-int(extra_memory), self.stream.residency.held - self.stream.residency.least)
+                )
                 return 0
             try:
                 if self._is_loaded() and self.model.device == device_to:
-                    self.stream.load(device_to, self._room(self.stream.held + extra_memory))
+                    self.stream.residency.load(device_to, self._room(self.stream.residency.held + extra_memory))
                     self.apply_hooks(self.forced_hooks, force_apply=True)
                 else:
                     room = self._room(before + extra_memory - self._rest_size())
@@ -176,7 +184,9 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
         if reckoning is None:
             return room
         free = self._free(self.load_device) + self.loaded_size() - self._rest_size()
-        allowed: float = reckoning.room(room, free, self.stream.narrow, self.stream.whole, self.stream.most)
+        allowed: float = reckoning.room(
+            room, free, self.stream.residency.narrow, self.stream.residency.whole, self.stream.residency.most
+        )
         return allowed
 
     def load(
@@ -189,12 +199,14 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
     ) -> None:
         """lowvram_model_memory: bytes for the blocks' weights; with `full_load` all that there are."""
         device = device_to or self.load_device
-        self.stream.changes.disturbed(WRAPPED, bool(self.weight_wrapper_patches))  # and what does not stream moves
+        self.stream.residency.changes.disturbed(
+            WRAPPED, bool(self.weight_wrapper_patches)
+        )  # and what does not stream moves
         with self.use_ejected():
             self.unpatch_hooks()
             self._prepare_operations()
             self._set_patches()
-            self.stream.load(device, ALL if full_load else lowvram_model_memory)
+            self.stream.residency.load(device, ALL if full_load else lowvram_model_memory)
             # The rest, all of it. Never a full load, in which stock calls `to` on the whole model.
             super().load(device, ALL, force_patch_weights=force_patch_weights, full_load=False, **kwargs)
             self._move_rest(device)
@@ -240,7 +252,7 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
     def unpatch_model(self, device_to: torch.device | None = None, unpatch_weights: bool = True, **kwargs: Any) -> None:
         """As the base, which with a device would move the whole model, stand-ins and all."""
         if unpatch_weights:
-            self.stream.changes.moved()
+            self.stream.residency.changes.moved()
         super().unpatch_model(None, unpatch_weights, **kwargs)
         if unpatch_weights and device_to is not None:
             for entry in self._load_list():
@@ -258,7 +270,7 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
     ) -> int:
         """Residents first, then the window. Returns the bytes really freed."""
         with self.use_ejected():
-            freed = self.stream.shrink(int(min(memory_to_free, self.stream.most)))
+            freed = self.stream.residency.shrink(int(min(memory_to_free, self.stream.residency.most)))
             self.loaded_size()
             return freed
 
@@ -267,7 +279,7 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
         the weights stay for the others."""
         model = super().detach(unpatch_all, **kwargs)
         if unpatch_all:
-            self.stream.unload()
+            self.stream.residency.unload()
             self.loaded_size()
         return model
 
@@ -276,14 +288,14 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
         still computes, for a sampling on several cards that has failed, ends first."""
         with self.stream.calling:
             self.stream.together = None
-            self.stream.texts.sampling_ended()
+            self.stream.residency.texts.sampling_ended()
         super().cleanup()
         try:
             if sys.exc_info()[0] is None:
-                self.stream.check()
+                self.stream.residency.check()
         finally:
             if not self._is_loaded():  # unloaded in the middle of the run: what came back for the rest of it, stock
-                self.stream.unload()  # does not know of, and would never ask for
+                self.stream.residency.unload()  # does not know of, and would never ask for
 
     # ----------------------------------------------------------------------------------------- the weights themselves
 
@@ -295,7 +307,7 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
             return super().patch_weight_to_device(key, device_to, *args, return_weight=return_weight, **kwargs)
         if not return_weight:
             raise NotWhileStreaming(f"{key} streams, and cannot be patched in place.", self.stream.path)
-        return self.stream.weight(key, self.patches.get(key, ()), device_to)
+        return self.stream.in_file.weight(key, self.patches.get(key, ()), device_to)
 
     def get_key_patches(self, filter_prefix: str | None = None) -> Any:
         """As the base, to be merged into another model: weights that stream are promises, read when their numbers are wanted.
@@ -304,7 +316,7 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
         found: dict[str, list[Any]] = {}
         for key in self.model_state_dict(filter_prefix):
             if key in self.stream.keys:
-                weight, convert = self.stream.promised(key, self.model), None
+                weight, convert = self.stream.in_file.promised(key, self.model), None
             else:
                 try:
                     weight, _, convert = comfy.model_patcher.get_key_weight(self.model, key)
@@ -321,7 +333,7 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
 
     def model_state_dict_for_saving(self, *args: Any, **kwargs: Any) -> Any:
         """As the base: stock's parameters that are patched when they are asked for. See `saving.py`."""
-        self.stream.unload()  # its memory is wanted for what is saved
+        self.stream.residency.unload()  # its memory is wanted for what is saved
         with _pieces_of_any_type():
             found = super().model_state_dict_for_saving(*args, **kwargs)
         prefix = kwargs.get("prefix", args[1] if len(args) > 1 else "")
@@ -342,26 +354,26 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
     # ------------------------------------------------------------------------------------------ what others do to it
 
     def patch_model(self, *args: Any, **kwargs: Any) -> Any:
-        self.stream.changes.has_objects(self.object_patches)
+        self.stream.residency.changes.has_objects(self.object_patches)
         return super().patch_model(*args, **kwargs)
 
     def inject_model(self) -> None:
         super().inject_model()
         if self.is_injected:
-            self.stream.changes.disturbed(INJECTED, True)
+            self.stream.residency.changes.disturbed(INJECTED, True)
 
     def eject_model(self) -> None:
         was = self.is_injected
         super().eject_model()
         if was:
-            self.stream.changes.disturbed(INJECTED, False)
+            self.stream.residency.changes.disturbed(INJECTED, False)
 
     # ----------------------------------------------------------------------------------------------------------- hooks
 
     def patch_hooks(self, hooks: Any, *args: Any, **kwargs: Any) -> Any:
         """As the base, which does it to the weights that do not stream; those that do are used with the hooks' patches."""
         if hooks is not None:
-            self.stream.changes.moved()
+            self.stream.residency.changes.moved()
         self._is_hooking = True
         try:
             found = super().patch_hooks(hooks, *args, **kwargs)
@@ -372,7 +384,7 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
 
     def unpatch_hooks(self, *args: Any, **kwargs: Any) -> None:
         if self.hook_backup:
-            self.stream.changes.moved()
+            self.stream.residency.changes.moved()
         super().unpatch_hooks(*args, **kwargs)
         if not self._is_hooking:  # or others follow
             self._hook({})

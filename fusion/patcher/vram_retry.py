@@ -27,9 +27,9 @@ from ...kernels_cuda.tune.autotune import tuner
 from ..base.allocator_limit import bounded
 from ..base.hooks import PIECES, STEP
 from ..stream import vram_pool
+from ..stream.block_stream import BlockStream
 from ..stream.card_sync import AnotherFailed
 from ..stream.model_call import ModelCall, wrap
-from ..stream.stream import Stream
 from .vram_estimate import RESERVE, SMALL_PIECES, Reckoning, own_reserve, reckon
 
 
@@ -101,8 +101,8 @@ def _step(call: ModelCall) -> Any:
         logging.info("FuseStream: the step needs some of the VRAM that is left to others; it runs again.")
     if need is not None:
         need = _in_small_pieces(call, reckoning, need)
-    held, said = stream.held, ""
-    ways: tuple[Callable[[], int] | None, ...] = (None, stream.keep_window, stream.keep_parts)
+    held, said = stream.residency.held, ""
+    ways: tuple[Callable[[], int] | None, ...] = (None, stream.residency.keep_window, stream.residency.keep_parts)
     for give_back in ways:
         if give_back is not None:
             freed = _give_back_graphs(x) + give_back()
@@ -184,10 +184,10 @@ def _measured(call: ModelCall, reckoned: float) -> Any:
     return out
 
 
-def _tried(stream: Stream) -> tuple[int, int]:
+def _tried(stream: BlockStream) -> tuple[int, int]:
     """Counts of what takes memory that the next step does not: kernels that are slower and may need more than those that will be
     chosen, and calls that are captured, whose inputs and results lie there twice."""
-    return tuner().trials, 0 if stream.graphs is None else stream.graphs.attempts
+    return tuner().trials, 0 if stream.residency.graphs is None else stream.residency.graphs.attempts
 
 
 def _counted(what: str, which: str, device: torch.device) -> int:
@@ -197,9 +197,10 @@ def _counted(what: str, which: str, device: torch.device) -> int:
     return int(stats[what]["all"][which]) if stats else 0  # torch counts nothing before its first tensor on the card
 
 
-def _too_little(stream: Stream, held: int, message: str) -> vram_pool.OutOfVram:
+def _too_little(stream: BlockStream, held: int, message: str) -> vram_pool.OutOfVram:
     return vram_pool.OutOfVram(
-        f"VRAM is too little for this video's activations, with the model's weights, which held {held / vram_pool.GIB:.2f} GiB, "
-        f"down to the {stream.least / vram_pool.GIB:.2f} they need: {message.splitlines()[0] if message else 'out of memory'} "
+        f"VRAM is too little for this video's activations, with the model's weights, which held "
+        f"{held / vram_pool.GIB:.2f} GiB, down to the {stream.residency.least / vram_pool.GIB:.2f} they need: "
+        f"{message.splitlines()[0] if message else 'out of memory'} "
         "Make the video smaller or shorter, or close what else uses the card."
     )

@@ -26,7 +26,8 @@ from ..sampling import kernel_choices
 from ..sampling.step_timer import pace_of
 from ..sparse.model import sparse_of
 from ..stream import vram_pool
-from ..stream.stream import GRAPHS, TEXTS, Stream
+from ..stream.block_stream import BlockStream
+from ..stream.residency import GRAPHS, TEXTS
 from ..weights import saturation
 from .advice import advise
 from .data import GIB, KernelRow, LayerRow, Memory, RefusalRow, Report, Sampling, Sparsity, WhatIf
@@ -71,9 +72,9 @@ def noting(gaps: list[str], what: str) -> Iterator[None]:
         gaps.append(f"{what}: {type(error).__name__}: {error or 'no further words'}")
 
 
-def stream_of(model: Any) -> Stream | None:
+def stream_of(model: Any) -> BlockStream | None:
     found = getattr(getattr(model, "model", None), STREAM, None)
-    return found if isinstance(found, Stream) else None
+    return found if isinstance(found, BlockStream) else None
 
 
 def state_of_whole() -> str:
@@ -84,16 +85,16 @@ def state_of_whole() -> str:
     )
 
 
-def state_of(stream: Stream) -> str:
-    captured = "" if stream.graphs is None else stream.graphs.words()
-    said = where_it_is(stream), stream.texts.words(), what_it_holds(stream), who_computes(stream), captured
+def state_of(stream: BlockStream) -> str:
+    captured = "" if stream.residency.graphs is None else stream.residency.graphs.words()
+    said = where_it_is(stream), stream.residency.texts.words(), what_it_holds(stream), who_computes(stream), captured
     return " ".join(filter(None, said))
 
 
-def where_it_is(stream: Stream) -> str:
-    if stream.pager is None:
+def where_it_is(stream: BlockStream) -> str:
+    if stream.residency.pager is None:
         return "Its blocks stream, and are unloaded now: what stays and what passes through is not known any more."
-    plan = stream.pager.plan
+    plan = stream.residency.pager.plan
     if not plan.streamed and not plan.rare:
         return "Its blocks stream, and all of them fit: each came once and stayed."
     parts = " in parts" if stream.is_in_parts else ""
@@ -103,7 +104,7 @@ def where_it_is(stream: Stream) -> str:
     )
 
 
-def what_it_holds(stream: Stream) -> str:
+def what_it_holds(stream: BlockStream) -> str:
     """Where that is not what the file has, or what is computed with is not what is held."""
     converted: Counter[tuple[str, str]] = Counter()
     packed: Counter[str] = Counter()
@@ -121,7 +122,7 @@ def what_it_holds(stream: Stream) -> str:
     return f"Weights that the file has as {stored} are held as {held}, converted as they arrive."
 
 
-def who_computes(stream: Stream) -> str:
+def who_computes(stream: BlockStream) -> str:
     return "" if stream.family else "It streams; there are no fused kernels for this family: ComfyUI computes."
 
 
@@ -177,14 +178,23 @@ def memories(model: Any) -> dict[str, Any]:
     found = []
     stream = stream_of(model)
     if stream is not None:
-        limit = stream.wanted if stream.ceiling is None else stream.ceiling
-        held, kept = stream.held - stream.texts.nbytes, stream.texts.nbytes
-        found.append(Memory("VRAM for blocks", held, max(limit, stream.held), stream.ledger.peak("VRAM")))
-        if stream.ledger.peak(TEXTS):
-            found.append(Memory("VRAM for texts", kept, max(limit, stream.held), stream.ledger.peak(TEXTS)))
-        if stream.ledger.peak(GRAPHS):
+        limit = stream.residency.wanted if stream.residency.ceiling is None else stream.residency.ceiling
+        held, kept = stream.residency.held - stream.residency.texts.nbytes, stream.residency.texts.nbytes
+        found.append(
+            Memory("VRAM for blocks", held, max(limit, stream.residency.held), stream.residency.ledger.peak("VRAM"))
+        )
+        if stream.residency.ledger.peak(TEXTS):
             found.append(
-                Memory("VRAM for graphs", stream.beside, max(limit, stream.beside), stream.ledger.peak(GRAPHS))
+                Memory("VRAM for texts", kept, max(limit, stream.residency.held), stream.residency.ledger.peak(TEXTS))
+            )
+        if stream.residency.ledger.peak(GRAPHS):
+            found.append(
+                Memory(
+                    "VRAM for graphs",
+                    stream.residency.beside,
+                    max(limit, stream.residency.beside),
+                    stream.residency.ledger.peak(GRAPHS),
+                )
             )
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
@@ -196,7 +206,7 @@ def memories(model: Any) -> dict[str, Any]:
     if budget is not None:
         peak = None
         if stream is not None:
-            peak = sum(stream.ledger.peak(f"{what} RAM") for what in ("pinned", "registered", "managed"))
+            peak = sum(stream.residency.ledger.peak(f"{what} RAM") for what in ("pinned", "registered", "managed"))
             peak = max(peak, budget.taken)  # of all models, and before all of a layer's pages are registered
         found.append(Memory("RAM pinned by FuseStream", budget.taken, budget.total, peak))
     ram = measure_ram()
@@ -217,15 +227,15 @@ def kernels(_model: Any) -> dict[str, Any]:
     return {"kernels": tuple(rows), "refusals": tuple(refused), "messages": tuple(LEDGER.messages)}
 
 
-def streaming(stream: Stream, model: Any) -> dict[str, Any]:
+def streaming(stream: BlockStream, model: Any) -> dict[str, Any]:
     """What the pager's ledger holds; of passes those of this MODEL's branch, where two branches share the stream."""
-    ledger = stream.ledger
+    ledger = stream.residency.ledger
     order = {layer.name: i for i, layer in enumerate(stream.layers) if not layer.rare}  # passes have the others alike
     entries = ledger.entries
     passes = cut(entries, order)
     ran = passes_under(len(passes), branches(model), branch_of(model))
     usual = typical(entries, passes, ran)
-    plan = stream.pager.plan if stream.pager is not None else None
+    plan = stream.residency.pager.plan if stream.residency.pager is not None else None
     compute = tuple(usual.get(("use", layer.name), 0.0) for layer in stream.layers)
     rates = Rates(usual_rate(stream, plan, usual), compute)
     predicted = simulate(plan, rates) if plan is not None and rates.bus and ran else None
@@ -248,7 +258,7 @@ def streaming(stream: Stream, model: Any) -> dict[str, Any]:
         "passes": len(ran),
         "slots": plan.slots if plan else 0,
         "window": plan.window_bytes if plan else 0,
-        "budget": stream.wanted if stream.ceiling is None else stream.ceiling,
+        "budget": stream.residency.wanted if stream.residency.ceiling is None else stream.residency.ceiling,
         "layers": layers,
         "timeline": last_pass(entries, order, passes, ran),
         "routes": tuple(sorted(summary["bytes by route"].items(), key=lambda item: -item[1])),
@@ -260,7 +270,7 @@ def streaming(stream: Stream, model: Any) -> dict[str, Any]:
     }
 
 
-def usual_rate(stream: Stream, plan: Plan | None, usual: dict[tuple[str, str], float]) -> float:
+def usual_rate(stream: BlockStream, plan: Plan | None, usual: dict[tuple[str, str], float]) -> float:
     """Of copies in a typical pass, in bytes as the plan counts them, per second: without the first pass, which finds nothing
     in the page cache. Where no pass copied anything, of all copies there were."""
     if plan is not None:
@@ -268,7 +278,7 @@ def usual_rate(stream: Stream, plan: Plan | None, usual: dict[tuple[str, str], f
         seconds = sum(taken for _, taken in copies)
         if seconds > 0:
             return sum(nbytes for nbytes, taken in copies if taken > 0) / seconds
-    return stream.ledger.rate()
+    return stream.residency.ledger.rate()
 
 
 def what_if(plan: Plan, rates: Rates) -> tuple[WhatIf, ...]:
@@ -295,5 +305,5 @@ def trace_of(model: Any) -> str | None:
     stream = stream_of(model)
     if stream is None:
         return None
-    ledger: Ledger = stream.ledger
+    ledger: Ledger = stream.residency.ledger
     return ledger.chrome_trace()

@@ -29,7 +29,7 @@ log = logging.getLogger("fusestream.estimate")
 
 def describe(model: Any) -> tuple[str, str, str, int]:
     """Of a streamed MODEL: card, file, kernels, and the bytes that its blocks hold."""
-    return card_name(model.load_device), model.stream.path.name, kernels_key(model), model.stream.held
+    return card_name(model.load_device), model.stream.path.name, kernels_key(model), model.stream.residency.held
 
 
 def card_name(device: Any) -> str:

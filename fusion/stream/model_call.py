@@ -19,7 +19,7 @@ import comfy.patcher_extension
 import torch
 
 from ..base.hooks import STREAM
-from .stream import Stream
+from .block_stream import BlockStream
 
 # Of stock's `BaseModel.apply_model`, in their places.
 PLACES = ("x", "t", "c_concat", "c_crossattn", "control", "transformer_options")
@@ -43,9 +43,9 @@ class ModelCall:
         return self.executor.class_obj
 
     @property
-    def stream(self) -> Stream:
+    def stream(self) -> BlockStream:
         """The model's."""
-        found: Stream = getattr(self.model, STREAM)
+        found: BlockStream = getattr(self.model, STREAM)
         return found
 
     @property

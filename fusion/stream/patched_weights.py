@@ -42,7 +42,7 @@ class Made(NamedTuple):
     wrote: bool = False
 
 
-class Patching:
+class PatchedWeights:
     """Of one stream's blocks."""
 
     def __init__(self, blocks: Sequence[Block], left: Sequence[Paged]) -> None:

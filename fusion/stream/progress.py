@@ -21,8 +21,8 @@ import comfy.utils
 import torch
 
 from ..base.hooks import PROGRESS
+from .block_stream import BlockStream
 from .model_call import ModelCall, wrap
-from .stream import Stream
 
 PIECE = 8 << 20  # bytes read between two looks at the user
 
@@ -71,7 +71,7 @@ def read_through(path: str | Path) -> None:
 
 
 @contextlib.contextmanager
-def told_of_each_block(stream: Stream, tell: Callable[[], None]) -> Iterator[None]:
+def told_of_each_block(stream: BlockStream, tell: Callable[[], None]) -> Iterator[None]:
     """For this time `tell` is called when a block that streams has been used for the first time; it may raise. Beside who is told
     already, of each use."""
     before, used = stream.watcher, set()
@@ -91,7 +91,7 @@ def told_of_each_block(stream: Stream, tell: Callable[[], None]) -> Iterator[Non
 
 
 @contextlib.contextmanager
-def over_blocks(stream: Stream) -> Iterator[None]:
+def over_blocks(stream: BlockStream) -> Iterator[None]:
     """The running node's bar counts this stream's blocks, whoever computes them."""
     bar = Bar(len(stream.layers))
     with told_of_each_block(stream, lambda: bar.add(1)):
@@ -109,9 +109,9 @@ class FirstPass:
         """One call of the model, as stock's wrappers have it."""
         call = ModelCall(executor, args, kwargs)
         stream = call.stream
-        if stream.pager is None or stream.pager in self._seen:
+        if stream.residency.pager is None or stream.residency.pager in self._seen:
             return call.run()
-        self._seen.add(stream.pager)
+        self._seen.add(stream.residency.pager)
         where = _step(call.options)
         if where is None:
             return call.run()

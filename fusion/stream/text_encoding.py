@@ -14,15 +14,15 @@ from typing import Any, cast
 from ..base.hooks import ENCODES, HEAD, STREAMED
 from ..base.subclassing import mix
 from . import progress
-from .stream import Stream
+from .block_stream import BlockStream
 
 
-def watch_encoding(model: Any, stream: Stream) -> None:
+def watch_encoding(model: Any, stream: BlockStream) -> None:
     """Of a stock text encoder model whose blocks stream."""
     mix(model, _Encodes, **{ENCODES: stream})
 
 
-def hold_while_writing(network: Any, stream: Stream, block: int) -> None:
+def hold_while_writing(network: Any, stream: BlockStream, block: int) -> None:
     """Let the table that a network's words come from be there when they are looked up: stock does not call it."""
     mix(network, _Writes, **{HEAD: (stream, block)})
 
@@ -39,13 +39,13 @@ def words_held(network: Any) -> AbstractContextManager[None]:
 
 def begin_writing(network: Any, layers: Sequence[Any], *, at_last: bool = False) -> None:
     """Before the first of these layers is called: a streamed table of words takes its place, and its stream is told what a text
-    needs of a model that sees as well. at_last: the text has become long, see `Stream.runs_only`."""
+    needs of a model that sees as well. at_last: the text has become long, see `BlockStream.runs_only`."""
     doors = [layer.__dict__[STREAMED] for layer in layers if STREAMED in layer.__dict__]
     blocks = [i for _, i in doors]
     if not doors or None in blocks:  # or their parts are paged
         with words_held(network):
             return
-    stream: Stream = doors[0][0]
+    stream: BlockStream = doors[0][0]
     head = [network.__dict__[HEAD][1]] if HEAD in network.__dict__ else []
     stream.runs_only(blocks, now=head, at_last=at_last)
 
@@ -53,7 +53,7 @@ def begin_writing(network: Any, layers: Sequence[Any], *, at_last: bool = False)
 class _Encodes:
     def encode_token_weights(self, *args: Any, **kwargs: Any) -> Any:
         """Stock's."""
-        stream: Stream = self.__dict__[ENCODES]
+        stream: BlockStream = self.__dict__[ENCODES]
         with progress.over_blocks(stream), _whole(stream):
             return super().encode_token_weights(*args, **kwargs)  # type: ignore[misc]
 
@@ -64,10 +64,10 @@ class _Encodes:
 
 
 @contextlib.contextmanager
-def _whole(stream: Stream) -> Iterator[None]:
+def _whole(stream: BlockStream) -> Iterator[None]:
     with stream.one_pass():
         yield
-    stream.check()
+    stream.residency.check()
 
 
 class _Writes:

@@ -62,7 +62,7 @@ class Text:
     made: dict[int, list[Tensor]] = field(default_factory=dict)
 
 
-class Texts:
+class TextKV:
     """Of one stream. Calls come from the thread that runs the model, or while no block is in use."""
 
     def __init__(self) -> None:

@@ -63,7 +63,7 @@ def release(id: int) -> None:
         management.free_memory(ALL, device, staying)
     for stream in streams:
         if stream is not None:
-            stream.give_ram_back()
+            stream.residency.give_ram_back()
 
 
 def patchers() -> Iterator[Any]:
@@ -92,7 +92,7 @@ def _described(patcher: Any, device: str) -> InMemory:
     told = InMemory(_id(patcher), _file(patcher, stream) or kind, kind, device, stream is not None, _vram(patcher))
     if stream is None:
         return told
-    held, pager = stream.ledger.summary()["held bytes"], stream.pager
+    held, pager = stream.residency.ledger.summary()["held bytes"], stream.residency.pager
     pinned = sum(held.get(name, 0) for name in RAM)
     plan = None if pager is None else pager.plan
     window, resident = (0, 0) if plan is None else (plan.window_bytes, plan.resident_bytes)

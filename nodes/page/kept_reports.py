@@ -66,7 +66,7 @@ def keep_those_of_the_prompt() -> None:
     _told.clear()
     for patcher in list(in_memory.patchers()):
         stream = _stream_of(patcher)
-        if stream is None or stream in told or stream.last_used <= before:
+        if stream is None or stream in told or stream.residency.last_used <= before:
             continue
         if hasattr(patcher.model, "diffusion_model"):
             keep(report.gather(patcher))

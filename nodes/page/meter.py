@@ -82,7 +82,7 @@ class Meter:
     def _reading(self, stream: Any, i: int, now: float) -> dict[str, Any]:
         """Bytes, counts, and since the last reading bytes a second and the share of waiting."""
         seconds, self._since = now - self._since, now
-        summary, plan = stream.ledger.summary(), stream.pager.plan
+        summary, plan = stream.residency.ledger.summary(), stream.residency.pager.plan
         copied, waited = sum(summary["bytes by route"].values()), summary["seconds"].get("stall", 0.0)
         moved, stalled = copied - self._copied, waited - self._waited
         self._copied, self._waited = copied, waited
@@ -90,7 +90,7 @@ class Meter:
             "node": self._node,
             "memory": self._memory,
             "held": summary["held bytes"].get("VRAM", 0),
-            "limit": max(stream.wanted, stream.held),
+            "limit": max(stream.residency.wanted, stream.residency.held),
             "block": i,
             "blocks": len(plan.sizes),
             "resident": sorted(plan.resident),

@@ -31,8 +31,8 @@ def load(path: Path | str, policy: KernelPolicy = OFF, backend: str = "slots", *
     from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
 
     model = load_streamed_diffusion_model(str(path), policy=policy, **options)
-    model.stream.ceiling = model.stream.least
-    model.stream.pager_options = {"backend": backend, "guard": True}
+    model.stream.residency.ceiling = model.stream.residency.least
+    model.stream.residency.pager_options = {"backend": backend, "guard": True}
     return model
 
 

@@ -41,14 +41,14 @@ def small_ones_too() -> Iterator[None]:
 def whole(path: Path, policy: KernelPolicy | None = None) -> Any:
     """All of it stays on the card."""
     model = load(path, policy or KernelPolicy())
-    model.stream.ceiling = None
-    model.stream.pager_options = {"backend": "slots"}
+    model.stream.residency.ceiling = None
+    model.stream.residency.pager_options = {"backend": "slots"}
     return model
 
 
 def without_graphs(path: Path, run: Callable[[Any], torch.Tensor], *loras: tuple[str, float]) -> torch.Tensor:
     model = whole(path)
-    model.stream.graphs = None
+    model.stream.residency.graphs = None
     model.model.diffusion_model.__dict__["fusestream_graphs"]._recorder = Nothing()
     changed = with_loras(model, path.parent, *loras)
     found: torch.Tensor = until_chosen(lambda: run(changed))
@@ -68,7 +68,7 @@ def reasons() -> set[str]:
 
 def pays(model: Any) -> Any:
     """It is captured even where the card is the bound: poisoned outputs cost it time."""
-    graphs = model.stream.graphs
+    graphs = model.stream.residency.graphs
     timed = graphs._recorder.timed
     recorder = type("Pays", (type(graphs._recorder),), {})()
     recorder.timed = lambda device, work: timed(device, work)._replace(host=1.0, whole=1.0)
@@ -81,7 +81,7 @@ def warmed(path: Path, times: int = 4) -> tuple[Any, torch.Tensor]:
     model = pays(whole(path))
     for i in range(times):
         assert torch.equal(sample(model), want), f"run {i}"
-    assert model.stream.graphs.replayed >= 2, (reasons(), model.stream.ledger.summary()["notes"])
+    assert model.stream.residency.graphs.replayed >= 2, (reasons(), model.stream.residency.ledger.summary()["notes"])
     return model, want
 
 
@@ -114,7 +114,10 @@ def test_pictures_are_the_same(folder: Path, kind: str) -> None:
     model = pays(whole(path))
     for _ in range(4):
         assert torch.equal(scenes.sample(model, scene), want)
-    assert model.stream.graphs.replayed >= 2 and not reasons(), (reasons(), model.stream.ledger.summary()["notes"])
+    assert model.stream.residency.graphs.replayed >= 2 and not reasons(), (
+        reasons(),
+        model.stream.residency.ledger.summary()["notes"],
+    )
 
 
 @pytest.mark.parametrize("storage", ["fp8_e4m3fn", "bf16"])
@@ -135,13 +138,13 @@ def test_encodings_are_the_same(folder: Path, kind: str, type_: str, name: str) 
         return out
 
     plain, clip = (load_streamed_text_encoder(str(path), [], kind=type_, options=options) for _ in range(2))
-    plain.patcher.stream.graphs = None
+    plain.patcher.stream.residency.graphs = None
     pays(clip.patcher)
     until_chosen(lambda: encode(plain, 3))
     for first in range(3, 9):
         assert torch.equal(encode(clip, first), encode(plain, first))
-    graphs = clip.patcher.stream.graphs
-    assert graphs.replayed >= 2 and not reasons(), (reasons(), clip.patcher.stream.ledger.summary()["notes"])
+    graphs = clip.patcher.stream.residency.graphs
+    assert graphs.replayed >= 2 and not reasons(), (reasons(), clip.patcher.stream.residency.ledger.summary()["notes"])
 
 
 # ---------------------------------------------------------------------------------------------------------------- texts
@@ -153,7 +156,7 @@ def writers(folder: Path, storage: str = "fp16") -> tuple[Any, Any]:
 
     path = checkpoints.write("qwen3_vl", folder, storage)
     plain, clip = (load_streamed_text_encoder(str(path), []) for _ in range(2))
-    plain.patcher.stream.graphs = None
+    plain.patcher.stream.residency.graphs = None
     pays(clip.patcher)
     until_chosen(lambda: write(plain))
     write(clip, 1)
@@ -175,12 +178,12 @@ def test_texts_are_the_same(folder: Path, storage: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(cache, "AT_FIRST", 1)
     monkeypatch.setattr(cache, "STEP", 16)
     plain, clip = writers(folder, storage)
-    graphs = clip.patcher.stream.graphs
+    graphs = clip.patcher.stream.residency.graphs
     for options in ({}, {}, {"do_sample": True, "temperature": 0.9, "seed": 11}):
         before = graphs.tokens
         assert write(clip, **options) == write(plain, **options)
-        assert graphs.tokens >= before + 20, (reasons(), clip.patcher.stream.ledger.summary()["notes"])
-        assert graphs.nbytes == clip.patcher.stream.beside == 0, "it went with the text"
+        assert graphs.tokens >= before + 20, (reasons(), clip.patcher.stream.residency.ledger.summary()["notes"])
+        assert graphs.nbytes == clip.patcher.stream.residency.beside == 0, "it went with the text"
     assert not reasons()
 
 
@@ -200,16 +203,16 @@ def test_an_interrupt_between_two_tokens(folder: Path, monkeypatch: pytest.Monke
 
     def gives_back(self: Any, sampler: Any) -> int:
         if self._written % 12 == 11:
-            assert stream.release_graphs()
+            assert stream.residency.release_graphs()
         return following(self, sampler)
 
     assert write(clip) == want
     monkeypatch.setattr(writing.Text, "next", interrupts)
     with pytest.raises(mm.InterruptProcessingException):
         write(clip)
-    assert stream.beside == 0
+    assert stream.residency.beside == 0
     monkeypatch.setattr(writing.Text, "next", gives_back)
-    assert write(clip) == want and stream.beside == 0
+    assert write(clip) == want and stream.residency.beside == 0
     monkeypatch.undo()
     mm.interrupt_current_processing(False)
     assert write(clip) == want
@@ -217,7 +220,7 @@ def test_an_interrupt_between_two_tokens(folder: Path, monkeypatch: pytest.Monke
 
 def test_100_texts_leave_no_vram(folder: Path) -> None:
     plain, clip = writers(folder)
-    want, before, graphs = write(plain, 12), 0.0, clip.patcher.stream.graphs
+    want, before, graphs = write(plain, 12), 0.0, clip.patcher.stream.residency.graphs
     for i in range(100):
         if i == 10:
             before = used()
@@ -249,7 +252,7 @@ def test_an_interrupt_before_a_replay_and_within_a_capture(folder: Path, monkeyp
     import comfy.model_management as mm
 
     model, want = warmed(checkpoints.write("wan_t2v", folder))
-    graphs, block = model.stream.graphs, model.model.diffusion_model.blocks[1]
+    graphs, block = model.stream.residency.graphs, model.model.diffusion_model.blocks[1]
     settled = type(model.stream).settled
 
     def press(stream: Any) -> Any:
@@ -287,21 +290,23 @@ def test_an_interrupt_before_a_replay_and_within_a_capture(folder: Path, monkeyp
 def test_a_second_model_takes_the_memory(folder: Path) -> None:
     path = checkpoints.write("wan_t2v", folder)
     model, want = warmed(path)
-    beside = model.stream.beside
-    assert beside > 0 and model.partially_unload(torch.device("cpu"), 1) == beside and model.stream.beside == 0
+    beside = model.stream.residency.beside
+    assert (
+        beside > 0 and model.partially_unload(torch.device("cpu"), 1) == beside and model.stream.residency.beside == 0
+    )
     other, _ = warmed(checkpoints.write("wan_i2v", folder))
     for _ in range(3):
         assert torch.equal(sample(model), want)
     import comfy.model_management as mm
 
     mm.unload_all_models()
-    assert model.stream.beside == other.stream.beside == 0
+    assert model.stream.residency.beside == other.stream.residency.beside == 0
     assert torch.equal(sample(model), want)
 
 
 def test_200_captures_and_releases_leave_no_vram(folder: Path) -> None:
     model, want = warmed(checkpoints.write("wan_t2v", folder))
-    graphs = model.stream.graphs
+    graphs = model.stream.residency.graphs
     before = 0.0
     for i in range(200):
         graphs.release()
@@ -309,7 +314,11 @@ def test_200_captures_and_releases_leave_no_vram(folder: Path) -> None:
             before = used()
         captured = graphs.captured
         assert torch.equal(sample(model), want)
-        assert graphs.captured > captured, (i, reasons(), model.stream.ledger.summary()["notes"].get("CUDA graphs"))
+        assert graphs.captured > captured, (
+            i,
+            reasons(),
+            model.stream.residency.ledger.summary()["notes"].get("CUDA graphs"),
+        )
     graphs.release()
     after = used()
     print(f"{before:.0f} MiB after 10 captures, {after:.0f} after 200")
@@ -318,9 +327,9 @@ def test_200_captures_and_releases_leave_no_vram(folder: Path) -> None:
 
 def test_what_a_graph_takes_is_what_the_card_lacks(folder: Path) -> None:
     model, _ = warmed(checkpoints.write("wan_t2v", folder))
-    beside = model.stream.beside / MIB
+    beside = model.stream.residency.beside / MIB
     held = used()
-    freed = model.stream.release_graphs() / MIB
+    freed = model.stream.residency.release_graphs() / MIB
     print(f"graphs say {beside:.1f} MiB; the card had {held - used():.1f} more free after their release")
     granule = 32 if torch.cuda.get_allocator_backend() == ASYNC else 0  # of what the driver's pool gives back
     assert freed == beside and abs(held - used() - beside) <= 8 + granule
@@ -341,10 +350,10 @@ def test_what_launches_were_prepared_with_may_go(folder: Path) -> None:
     rubble = [
         torch.full((64 * MIB,), 0xFF, dtype=torch.uint8, device="cuda") for _ in range(min(32, free // (128 * MIB)))
     ]
-    replayed = model.stream.graphs.replayed
+    replayed = model.stream.residency.graphs.replayed
     for _ in range(3):
         assert torch.equal(sample(model), want)
-    assert model.stream.graphs.replayed > replayed and rubble
+    assert model.stream.residency.graphs.replayed > replayed and rubble
 
 
 def test_a_lora_right_behind_a_replay(folder: Path) -> None:
@@ -361,7 +370,7 @@ def test_a_lora_right_behind_a_replay(folder: Path) -> None:
         torch.cuda._sleep(200_000_000)
         changed = sample(patched)
         assert torch.equal(plain, want) and torch.equal(changed, patched_want)
-    assert net is model.model.diffusion_model and stream.pager is not None
+    assert net is model.model.diffusion_model and stream.residency.pager is not None
 
 
 # ------------------------------------------------------------------------------------------------- what cannot be recorded
@@ -393,13 +402,13 @@ def test_random_numbers_and_graphs(folder: Path) -> None:
         found = []
         for i in range(3):
             found += [torch.randn(3, device="cuda") for _ in range(2)]
-            model.stream.graphs.release()
+            model.stream.residency.graphs.release()
             for _ in range(i + 1):
                 sample(model)  # stock sets the generators as it draws its noise
         return found
 
     found, plain = drawn(model), whole(path)
-    plain.stream.graphs._recorder = Nothing()
+    plain.stream.residency.graphs._recorder = Nothing()
     assert all(torch.equal(one, other) for one, other in zip(found, drawn(plain), strict=True))
 
 
@@ -416,7 +425,7 @@ def test_kernels_that_are_being_chosen_are_not_captured(
     for op in OPS.values():
         op.forget()
     model = pays(whole(checkpoints.write("wan_t2v", folder)))
-    graphs = model.stream.graphs
+    graphs = model.stream.residency.graphs
     for _ in range(300):
         sample(model)
         if graphs.replayed > 4:
@@ -462,9 +471,9 @@ def test_a_recording_that_is_given_up_leaves_torch_whole(folder: Path) -> None:
     assert torch.equal(torch.randn(5, device=device), numbers[1]), "the generator is in no recording"
     torch.empty(64 * MIB, dtype=torch.uint8, device=device)
     assert used() <= before + 8, "it is given back"
-    replayed = model.stream.graphs.replayed
-    assert torch.equal(sample(model), want) and model.stream.graphs.replayed > replayed
-    model.stream.graphs.release()
+    replayed = model.stream.residency.graphs.replayed
+    assert torch.equal(sample(model), want) and model.stream.residency.graphs.replayed > replayed
+    model.stream.residency.graphs.release()
     for _ in range(3):
         assert torch.equal(sample(model), want)
     assert torch.empty(16, pin_memory=True).is_pinned()

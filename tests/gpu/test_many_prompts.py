@@ -66,7 +66,7 @@ def test_thirty_prompts(files: tuple[Path, Path]) -> None:
     models: list[Any] = []
     for path in files:
         model = load_streamed_diffusion_model(str(path), policy=KernelPolicy())
-        model.stream.ceiling = max(model.stream.least, 2**30)
+        model.stream.residency.ceiling = max(model.stream.residency.least, 2**30)
         models.append(model)
     lora = random_lora(models[1], 16)
     story = []

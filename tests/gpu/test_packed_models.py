@@ -71,7 +71,9 @@ def test_the_latents_are_those_of_the_unpacked_weights(folder, kind, backend, mo
     ours = load(packed, backend=backend)
     latent = sample(ours)
     assert latent.isfinite().all() and torch.equal(latent, sample(stock(twin)))
-    assert len(ours.stream.pager.plan.streamed) > ours.stream.pager.plan.slots, "otherwise nothing was streamed"
+    assert len(ours.stream.residency.pager.plan.streamed) > ours.stream.residency.pager.plan.slots, (
+        "otherwise nothing was streamed"
+    )
     assert any(weight.is_packed for weight in ours.stream.layers[0].weights)
 
 
@@ -124,7 +126,7 @@ def test_loras_on_them_are_as_near_to_fp32_as_stocks_on_the_unpacked_file(folder
         load(twin, OFF, dtype=torch.float32),
     )
     if window == "all":
-        ours.stream.ceiling = None
+        ours.stream.residency.ceiling = None
     plain = until_chosen(lambda: sample(ours))
     errors = []
     for loras in (PLAIN, PLAIN[:1], (("lora_ab", 0.2), ("lora_dora", 0.7)), (*PLAIN, ("lora_diff", 1.0)), PLAIN):
@@ -138,6 +140,6 @@ def test_loras_on_them_are_as_near_to_fp32_as_stocks_on_the_unpacked_file(folder
     # Five draws of the roundings of so small a network: 0.86 to 1.19 in runs of four seeds.
     assert got <= 1.3 * of_stock
     assert torch.equal(sample(ours), plain)
-    copies = Counter(entry.layer for entry in ours.stream.ledger.entries if entry.kind == "copy")
+    copies = Counter(entry.layer for entry in ours.stream.residency.ledger.entries if entry.kind == "copy")
     if window == "all":  # `lora_diff` wrote to biases of the first two, which are not packed
         assert set(copies.values()) == {1, 2} and copies["blocks.2"] == copies["blocks.3"] == 1

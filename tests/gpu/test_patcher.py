@@ -30,8 +30,10 @@ def test_the_latents_are_stocks(folder, kind, backend):
     path = checkpoints.write(kind, folder)
     model = load(path, backend=backend)
     assert torch.equal(sample(model), sample(stock(path)))
-    assert len(model.stream.pager.plan.streamed) > model.stream.pager.plan.slots, "otherwise nothing was streamed"
-    assert model.stream.ledger.peak("VRAM") <= model.stream.least
+    assert len(model.stream.residency.pager.plan.streamed) > model.stream.residency.pager.plan.slots, (
+        "otherwise nothing was streamed"
+    )
+    assert model.stream.residency.ledger.peak("VRAM") <= model.stream.residency.least
 
 
 @pytest.mark.parametrize("storage", STORAGES[1:])
@@ -96,14 +98,14 @@ def test_plain_lora_in_one_pass_is_as_near_to_fp32_as_stocks(folder, backend, wi
         for policy, dtype in ((KernelPolicy(), torch.float16), (OFF, torch.float16), (OFF, torch.float32))
     )
     if window == "all":
-        ours.stream.ceiling = None
+        ours.stream.residency.ceiling = None
     plain = until_chosen(lambda: sample(ours))
     errors = []
     for loras in (PLAIN, PLAIN[:1], (("lora_ab", 0.2), ("lora_dora", 0.7)), (*PLAIN, ("lora_diff", 1.0)), PLAIN):
         passes.clear()
         latent = sample(with_loras(ours, folder, *loras))
         assert bool(passes) == ("lora_dora" not in dict(loras)), "it is on every matrix, and no plain LoRA"
-        assert ours.stream.patching.factors.parcels.held_bytes and ours.stream.ledger.peak("pinned RAM")
+        assert ours.stream.patching.factors.parcels.held_bytes and ours.stream.residency.ledger.peak("pinned RAM")
         stocks, wanted = (sample(with_loras(model, folder, *loras)) for model in (theirs, exact))
         errors.append((error(latent, wanted), error(stocks, wanted)))
         print(
@@ -174,12 +176,12 @@ def test_a_step_without_enough_vram_runs_again_with_fewer_residents(folder, monk
     """Memory runs out in the middle, with the reserve and without: the weights give back what they can, and the step is
     computed."""
     model = load(checkpoints.write("wan_t2v", folder), KernelPolicy())
-    model.stream.ceiling = None
+    model.stream.residency.ceiling = None
     want = sample(model)
-    assert model.stream.held > model.stream.least
+    assert model.stream.residency.held > model.stream.residency.least
     failed = failing_twice(model, monkeypatch)
     assert torch.equal(sample(model), want)
-    assert len(failed) == 2 and model.stream.held == model.stream.least
+    assert len(failed) == 2 and model.stream.residency.held == model.stream.residency.least
 
 
 @pytest.mark.parametrize("backend", ["slots", "managed"])
@@ -190,11 +192,14 @@ def test_blocks_in_parts_are_the_same_to_the_bit(folder, policy, backend):
     want = sample(with_loras(load(path, policy, backend), folder, ("lora_ab", 0.5)))
     model = load(path, policy, backend)
     stream = model.stream
-    stream.grains = stream.grains[1:]
-    stream._become(stream.grains[0])
-    stream.ceiling = stream.least
+    stream.residency.segmentations = stream.residency.segmentations[1:]
+    stream._become(stream.residency.segmentations[0])
+    stream.residency.ceiling = stream.residency.least
     assert torch.equal(sample(with_loras(model, folder, ("lora_ab", 0.5))), want)
-    assert len(stream.pager.plan.streamed) > stream.pager.plan.slots and stream.ledger.peak("VRAM") <= stream.least
+    assert (
+        len(stream.residency.pager.plan.streamed) > stream.residency.pager.plan.slots
+        and stream.residency.ledger.peak("VRAM") <= stream.residency.least
+    )
 
 
 def keeping_texts(path, backend, monkeypatch, policy=None):
@@ -208,23 +213,23 @@ def keeping_texts(path, backend, monkeypatch, policy=None):
     monkeypatch.setattr(segments, "WORTH_IT", -9.0)
     model = load(path, policy or KernelPolicy(), backend)
     stream = model.stream
-    twin = next(one for one in stream.grains if one.of is stream.grains[0])
-    stream.grains = (stream.grains[0], twin)
-    stream._bound()
-    stream.ceiling = max(stream.narrow, twin.bounds(stream.device)[0] + twin.kept)
+    twin = next(one for one in stream.residency.segmentations if one.of is stream.residency.segmentations[0])
+    stream.residency.segmentations = (stream.residency.segmentations[0], twin)
+    stream.residency._measure()
+    stream.residency.ceiling = max(stream.residency.narrow, twin.bounds(stream.residency.device)[0] + twin.kept)
     return model
 
 
 def keeping_none(path, backend, policy=None):
     model = load(path, policy or KernelPolicy(), backend)
-    model.stream.grains = model.stream._plain
+    model.stream.residency.segmentations = model.stream.residency.plain
     return model
 
 
 def copies_of_texts(model):
     """So far."""
     rare = {layer.name for layer in model.stream.layers if layer.rare}
-    return sum(entry.kind == "copy" and entry.layer in rare for entry in model.stream.ledger.entries)
+    return sum(entry.kind == "copy" and entry.layer in rare for entry in model.stream.residency.ledger.entries)
 
 
 @pytest.mark.parametrize("backend", ["slots", "managed"])
@@ -237,15 +242,20 @@ def test_texts_are_kept_between_steps_to_the_bit(folder, kind, backend, monkeypa
     model = keeping_texts(path, backend, monkeypatch)
     stream = model.stream
     assert torch.equal(sample(model), want)
-    assert stream.grain.of is not None and (stream.texts.came, stream.texts.spared) == (1, 1)
-    assert stream.ledger.peak("VRAM") + stream.ledger.peak("VRAM of texts") <= stream.ceiling
-    stream.pager.check()  # copies that nobody waited for are in the ledger, too
-    of_blocks, came = len(stream.grains[0].blocks), copies_of_texts(model)
-    assert of_blocks <= came <= of_blocks + stream.pager.plan.slots
+    assert stream.residency.segmentation.of is not None and (
+        stream.residency.texts.came,
+        stream.residency.texts.spared,
+    ) == (1, 1)
+    assert (
+        stream.residency.ledger.peak("VRAM") + stream.residency.ledger.peak("VRAM of texts") <= stream.residency.ceiling
+    )
+    stream.residency.pager.check()  # copies that nobody waited for are in the ledger, too
+    of_blocks, came = len(stream.residency.segmentations[0].blocks), copies_of_texts(model)
+    assert of_blocks <= came <= of_blocks + stream.residency.pager.plan.slots
     assert torch.equal(sample(model), want)
-    stream.pager.check()
-    assert stream.texts.came == 1 and copies_of_texts(model) == came
-    passing = sum(stream.layers[i].nbytes for i in stream.pager.plan.streamed)
+    stream.residency.pager.check()
+    assert stream.residency.texts.came == 1 and copies_of_texts(model) == came
+    passing = sum(stream.layers[i].nbytes for i in stream.residency.pager.plan.streamed)
     assert passing < sum(layer.nbytes for layer in stream.layers) - 0.9 * sum(
         layer.nbytes for layer in stream.layers if layer.rare
     )
@@ -261,7 +271,7 @@ def test_kept_texts_are_made_anew_for_other_loras(folder, storage, backend, monk
     for number, loras in enumerate(((), PLAIN, PLAIN[:1], ()), 1):
         want = sample(with_loras(theirs, folder, *loras))
         assert torch.equal(sample(with_loras(ours, folder, *loras)), want), loras
-        assert ours.stream.grain.of is not None and ours.stream.texts.came == number
+        assert ours.stream.residency.segmentation.of is not None and ours.stream.residency.texts.came == number
     assert torch.equal(sample(ours), want)
 
 
@@ -288,14 +298,14 @@ def test_kept_texts_after_an_interrupt_and_without_room(folder, monkeypatch):
             sample(interrupted)
     finally:
         mm.interrupt_current_processing(False)
-    assert not stream._in_use and torch.equal(sample(model), want)
+    assert not stream.residency.in_use and torch.equal(sample(model), want)
     with monkeypatch.context() as patch:
         failed = failing_twice(model, patch)
         assert torch.equal(sample(model), want)
-    assert len(failed) == 2 and not stream.texts.nbytes, "they yield before the window does"
-    assert torch.equal(sample(model), want) and stream.texts.nbytes == stream.grain.kept
+    assert len(failed) == 2 and not stream.residency.texts.nbytes, "they yield before the window does"
+    assert torch.equal(sample(model), want) and stream.residency.texts.nbytes == stream.residency.segmentation.kept
     mm.unload_all_models()
-    assert stream.held == stream.texts.nbytes == stream.ledger.held("VRAM of texts") == 0
+    assert stream.residency.held == stream.residency.texts.nbytes == stream.residency.ledger.held("VRAM of texts") == 0
     assert torch.equal(sample(model), want)
 
 

@@ -50,8 +50,8 @@ def streamed(path: Path | str, policy: KernelPolicy = OFF, backend: str = "slots
     """Through the smallest window, on both."""
     out = split(load(path, policy, backend, **options))
     (other,) = out.get_additional_models_with_key("multigpu")
-    other.stream.ceiling = other.stream.least
-    other.stream.pager_options = out.stream.pager_options
+    other.stream.residency.ceiling = other.stream.residency.least
+    other.stream.residency.pager_options = out.stream.residency.pager_options
     return out
 
 
@@ -66,8 +66,11 @@ def test_the_latents_are_those_of_stocks_two(folder: Path, backend: str) -> None
     ours = streamed(path, backend=backend)
     got = sample(ours)
     for number, stream in enumerate(streams(ours)):
-        assert stream.device == torch.device("cuda", number) and stream.ledger.peak("VRAM") <= stream.ceiling
-        assert stream.pager.plan.streamed, "otherwise nothing was"
+        assert (
+            stream.residency.device == torch.device("cuda", number)
+            and stream.residency.ledger.peak("VRAM") <= stream.residency.ceiling
+        )
+        assert stream.residency.pager.plan.streamed, "otherwise nothing was"
     patched = sample(with_loras(ours, folder, ("lora_ab", 0.8)))
     theirs = split(stock(path))
     assert torch.equal(got, sample(theirs))
@@ -99,10 +102,10 @@ def test_an_interrupt_ends_both_and_nothing_is_left(folder: Path) -> None:
             sample(model)
         stream.watcher = None
         mm.interrupt_current_processing(False)
-        assert all(not stream._in_use and stream.together is None for stream in streams(model))
+        assert all(not stream.residency.in_use and stream.together is None for stream in streams(model))
         assert error(sample(model), wanted) < 0.02
         torch.cuda.empty_cache()
         held.append([torch.cuda.mem_get_info(card)[0] / MIB for card in range(2)])
     assert max(before - after for before, after in zip(held[1], held[-1], strict=True)) <= FLAT, held
     mm.unload_all_models()
-    assert all(not stream.held for stream in streams(model))
+    assert all(not stream.residency.held for stream in streams(model))

@@ -285,7 +285,7 @@ def test_weights_that_were_laid_out_are_copied_for_no_call(backend, window, tmp_
     def streamed(policy: KernelPolicy) -> Any:
         model = load(path, policy, backend)
         if window == "all":
-            model.stream.ceiling = None
+            model.stream.residency.ceiling = None
         return model
 
     with checkpoints.narrow.opened(comfy):

@@ -85,7 +85,7 @@ def test_hooks_change_weights_within_a_step(folder: Path, backend: str, window: 
 
     ours, theirs = load(path, backend=backend), stock(path)
     if window == "all":
-        ours.stream.ceiling = None
+        ours.stream.residency.ceiling = None
     ours, theirs = (with_loras(model, folder, ("lora_lokr", 0.5)) for model in (ours, theirs))
     plain = sample(ours)
     with monkeypatch.context() as patch:
@@ -126,7 +126,7 @@ def test_a_file_that_was_touched_streams_on(folder: Path, tmp_path: Path, backen
         os.utime(path, ns=(0, stamp + later * 10**9))
         assert torch.equal(sample(model), want)
     changed = bytearray(content)
-    changed[model.stream._source.extents["head.modulation"].end - 1] ^= 1
+    changed[model.stream.residency.source.extents["head.modulation"].end - 1] ^= 1
     path.write_bytes(changed)
     os.utime(path, ns=(0, stamp + 3 * 10**9))
     with pytest.raises(FileChanged, match="another model"):

@@ -8,7 +8,7 @@ import pytest
 
 from fusestream import checkpoints
 from fusestream.bench import host
-from fusestream.fusion.stream.stream import Stream
+from fusestream.fusion.stream.block_stream import BlockStream
 from fusestream.memory import Pager
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs")
@@ -16,11 +16,11 @@ pytestmark = pytest.mark.usefixtures("as_comfyui_runs")
 
 def test_every_row_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = checkpoints.write("wan_t2v", tmp_path)
-    before = Pager.acquire, Pager.release, Stream.enter, Stream.leave
+    before = Pager.acquire, Pager.release, BlockStream.enter, BlockStream.leave
     found = host.measured(path, "off", host.SMALL, profile=False) | host.measured(
         path, "auto", host.SMALL, profile=True
     )
-    assert before == (Pager.acquire, Pager.release, Stream.enter, Stream.leave)
+    assert before == (Pager.acquire, Pager.release, BlockStream.enter, BlockStream.leave)
     assert found.keys() == {"the pager: acquire + release", "weights in and out", "stock's block", "a fused block"}
     assert found.keys() >= host.AIMS.keys() and all(0 < each < 1e6 for each in found.values())
     assert found["the pager: acquire + release"] < found["weights in and out"], "the one is part of the other"

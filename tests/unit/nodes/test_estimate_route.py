@@ -189,7 +189,7 @@ def test_it_reads_no_weights_and_lets_go_of_the_file(tmp_path: Path, monkeypatch
     model = unread_model(str(path), fusion.KernelPolicy.of("auto"), -1.0)
     assert max(read) <= SMALL and sum(read) < 0.1 * path.stat().st_size
     assert path not in open_files()
-    assert model.stream.held == 0 and model.loaded_size() == 0
+    assert model.stream.residency.held == 0 and model.loaded_size() == 0
 
 
 def open_files() -> list[Path]:

@@ -18,7 +18,7 @@ from taped import Model, TapingRecorder
 from fusestream import checkpoints
 from fusestream.fusion.base import malloc_graphs
 from fusestream.fusion.graphs.calls import Graphs
-from fusestream.fusion.stream.stream import Stream
+from fusestream.fusion.stream.block_stream import BlockStream
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs")
 
@@ -57,9 +57,9 @@ def test_weights_arrive_in_a_pause_and_blocks_compute_outside_of_it(
 ) -> None:
     path = checkpoints.write("z_image", tmp_path, "fp16")
     seen: dict[str, set[bool]] = {"weights": set(), "blocks": set()}
-    enter, linear = Stream.enter, torch.nn.functional.linear
+    enter, linear = BlockStream.enter, torch.nn.functional.linear
 
-    def entering(self: Stream, i: int) -> Any:
+    def entering(self: BlockStream, i: int) -> Any:
         seen["weights"].add(recording.is_paused)
         return enter(self, i)
 
@@ -70,7 +70,7 @@ def test_weights_arrive_in_a_pause_and_blocks_compute_outside_of_it(
     with checkpoints.narrow.opened(comfy):
         model, scene = in_halves.load(path, in_halves.OFF), family_scenes.inputs("z_image")
         wanted = sample(in_halves.load(path, in_halves.OFF), scene)
-        monkeypatch.setattr(Stream, "enter", entering)
+        monkeypatch.setattr(BlockStream, "enter", entering)
         monkeypatch.setattr(torch.nn.functional, "linear", computing)
         assert torch.equal(sample(model, scene), wanted)
     assert seen == {"weights": {True}, "blocks": {False}} and recording.pauses > 0 and not recording.is_paused
@@ -84,7 +84,7 @@ def test_an_interrupt_ends_the_pause(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
     with checkpoints.narrow.opened(comfy):
         model, scene = in_halves.load(path), family_scenes.inputs("z_image")
-        monkeypatch.setattr(Stream, "enter", interrupted)
+        monkeypatch.setattr(BlockStream, "enter", interrupted)
         with pytest.raises(KeyboardInterrupt):
             sample(model, scene)
     assert not recording.is_paused and malloc_graphs.is_recording()

@@ -211,7 +211,7 @@ def test_what_it_says_stays_is_what_stays(streamed: Any) -> None:
     sample(streamed, 2)
     assert found.verdict is Verdict.STREAMS and found.stays + found.passes == len(streamed.stream.layers)
     assert found.parts is streamed.stream.is_in_parts is True, "more of it stays so"
-    held = streamed.stream.pager.plan
+    held = streamed.stream.residency.pager.plan
     assert (len(held.resident), held.footprint, held.window_bytes) == (found.stays, found.held, found.window)
     after = fit_of(streamed, LATENT, 1)
     assert (after.held, after.stays) == (found.held, found.stays), "what it holds by now is free for it"
@@ -219,14 +219,18 @@ def test_what_it_says_stays_is_what_stays(streamed: Any) -> None:
 
 
 def test_it_asks_and_changes_nothing(streamed: Any) -> None:
-    reckoning, held = streamed.model.fusestream_reckoning, streamed.stream.held
-    before = reckoning.is_alone, reckoning.ratio, streamed.stream.ceiling
+    reckoning, held = streamed.model.fusestream_reckoning, streamed.stream.residency.held
+    before = reckoning.is_alone, reckoning.ratio, streamed.stream.residency.ceiling
     fit_of(streamed, LATENT, 2)
-    assert (reckoning.is_alone, reckoning.ratio, streamed.stream.ceiling) == before and streamed.stream.held == held
+    assert (
+        reckoning.is_alone,
+        reckoning.ratio,
+        streamed.stream.residency.ceiling,
+    ) == before and streamed.stream.residency.held == held
 
 
 def test_too_little_is_too_little(streamed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    free = streamed.stream.narrow + 2**20
+    free = streamed.stream.residency.narrow + 2**20
     monkeypatch.setattr(type(streamed), "get_free_memory", lambda _self, _device: free - streamed.loaded_size())
     monkeypatch.setattr("fusestream.fusion.estimate.fit._others", lambda *_: 0)
     found = fit_of(streamed, (1, 16, 21, 90, 160), 2)

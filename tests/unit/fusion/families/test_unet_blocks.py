@@ -147,13 +147,13 @@ def test_it_streams(folder: Path, kind: str) -> None:
     first = sample(model, scene)
     assert torch.equal(sample(model, scene), first) and not handed_back()
     stream = model.stream
-    assert stream.family == UNET.name and stream.ledger.peak("VRAM") <= stream.least
+    assert stream.family == UNET.name and stream.residency.ledger.peak("VRAM") <= stream.residency.least
     kinds = {type(block.module).__name__ for block in stream.blocks}
     assert {"ResBlock", "BasicTransformerBlock"} <= kinds and all(
         next(b.module.parameters()).is_meta for b in stream.blocks
     )
     names = [layer.name for layer in stream.layers]
-    uses = [entry.layer for entry in stream.ledger.entries if entry.kind == "use"]
+    uses = [entry.layer for entry in stream.residency.ledger.entries if entry.kind == "use"]
     assert uses[-len(names) :] == names
 
 

@@ -112,7 +112,7 @@ def test_nothing_is_copied_for_a_call_and_the_latents_are_the_same(
     for _ in range(2):
         assert torch.equal(sample(model, scene), want)
     assert not copied and not handed_back() and {"in_layers.2.weight", "out_layers.3.weight"} <= laid_out_in(model)
-    assert model.stream.ledger.peak("VRAM") <= model.stream.ceiling
+    assert model.stream.residency.ledger.peak("VRAM") <= model.stream.residency.ceiling
     mm.unload_all_models()
     assert torch.equal(sample(model, scene), want) and not copied
 
@@ -123,9 +123,9 @@ def test_where_all_of_it_stays_it_stays_laid_out(
 ) -> None:
     path, scene = checkpoints.write(kind, folder), family_scenes.inputs(kind)
     model = on_card(backends, path)
-    model.stream.ceiling = None
+    model.stream.residency.ceiling = None
     want = sample(model, scene)
-    assert not model.stream.pager.plan.streamed and torch.equal(sample(model, scene), want) and not copied
+    assert not model.stream.residency.pager.plan.streamed and torch.equal(sample(model, scene), want) and not copied
     addresses = []
     for _ in range(2):
         with model.stream.standing_still() as stands:
@@ -133,9 +133,9 @@ def test_where_all_of_it_stays_it_stays_laid_out(
             addresses.append([one.weight.data_ptr() for one in convolutions(model).values()])
         assert torch.equal(sample(model, scene), want)
     assert addresses[0] == addresses[1], "what is captured finds them where they were"
-    before = model.stream.held
+    before = model.stream.residency.held
     model.partially_unload(torch.device("cpu"), before // 2)
-    assert model.stream.held < before and torch.equal(sample(model, scene), want) and not copied
+    assert model.stream.residency.held < before and torch.equal(sample(model, scene), want) and not copied
 
 
 @pytest.mark.parametrize("storage", ["fp32", "bf16", "fp8_e4m3fn"])
@@ -244,7 +244,7 @@ def test_all_that_lora_files_bring(
     on_cpu, model = (load_streamed_diffusion_model(path, dtype=held) for _ in range(2))
     backends.become(model, route)
     if held is not HALF:  # what is written and what is added on the way is rounded otherwise
-        model.stream.ceiling = None
+        model.stream.residency.ceiling = None
         monkeypatch.setattr(HostBackend, "is_writable", route != "managed")
     file = every_kind_for(on_cpu)
     with monkeypatch.context() as patch:

@@ -86,7 +86,7 @@ def file(studio: Studio, tmp_path: Path) -> Path:
 
 def streamed(path: Path) -> Any:
     model = load_streamed_diffusion_model(str(path), policy=fusion.KernelPolicy.of("off"))
-    model.stream.ceiling = model.stream.least
+    model.stream.residency.ceiling = model.stream.residency.least
     return model
 
 

@@ -34,8 +34,8 @@ from fusestream.fusion.graphs import calls, diffusion
 from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
 from fusestream.fusion.load.text import load_streamed_text_encoder
 from fusestream.fusion.report.gathering import gather
+from fusestream.fusion.stream.residency import GRAPHS
 from fusestream.fusion.stream.stability import Objects
-from fusestream.fusion.stream.stream import GRAPHS
 from fusestream.fusion.text import stack
 from fusestream.gpu.replay import NO_ROOM
 from fusestream.kernels_cuda import LEDGER, KernelPolicy
@@ -73,7 +73,7 @@ def warmed(path: Path, recorder: TapingRecorder) -> tuple[Any, torch.Tensor]:
     model = load(path)
     for _ in range(4):
         assert torch.equal(sample_wan(model), want)
-    assert model.stream.graphs.replayed >= 2
+    assert model.stream.residency.graphs.replayed >= 2
     return model, want
 
 
@@ -97,18 +97,18 @@ def test_the_latents_are_the_same(families_folder: Path, kind: str, recorder: Ta
         for got, wanted in zip(parts(sample(model, scene)), want, strict=True):
             assert torch.equal(got, wanted)
     assert reasons() == HANDED_BACK.get(kind, set())
-    assert (model.stream.graphs.replayed >= 2) == (kind not in HANDED_BACK)
+    assert (model.stream.residency.graphs.replayed >= 2) == (kind not in HANDED_BACK)
 
 
 def test_the_report_says_so(wan: Path, recorder: TapingRecorder) -> None:
     model, _ = warmed(wan, recorder)
     stream, report = model.stream, gather(model)
-    assert "Short calls run as CUDA graphs: " in report.state and stream.beside > 0
+    assert "Short calls run as CUDA graphs: " in report.state and stream.residency.beside > 0
     row = next(row for row in report.memories if row.name == "VRAM for graphs")
-    assert row.used == stream.beside == stream.ledger.held(GRAPHS)
+    assert row.used == stream.residency.beside == stream.residency.ledger.held(GRAPHS)
     assert dict(report.notes)["CUDA graphs"].startswith("1, ")
     assert report.passes == 3 and not report.gaps, "of the eight that ran block after block"
-    assert model.loaded_size() == model._rest_size() + stream.held + stream.beside
+    assert model.loaded_size() == model._rest_size() + stream.residency.held + stream.residency.beside
 
 
 # --------------------------------------------------------------------------------------------------- between two steps
@@ -121,10 +121,10 @@ def test_a_lora_and_its_strength(wan: Path, tmp_path: Path, recorder: TapingReco
         recorder.nothing = "not now"
         want = sample_wan(with_loras(load(wan), tmp_path, *loras))
         recorder.nothing = None
-        before, patched = model.stream.graphs.replayed, with_loras(model, tmp_path, *loras)
+        before, patched = model.stream.residency.graphs.replayed, with_loras(model, tmp_path, *loras)
         for _ in range(3):
             assert torch.equal(sample_wan(patched), want)
-        assert model.stream.graphs.replayed > before and torch.equal(want, plain) == (not loras)
+        assert model.stream.residency.graphs.replayed > before and torch.equal(want, plain) == (not loras)
     assert len(recorder.tapes) == 1
 
 
@@ -169,24 +169,24 @@ def test_hooks_between_two_steps(wan: Path, tmp_path: Path, recorder: TapingReco
 def test_another_model_takes_the_memory(wan: Path, recorder: TapingRecorder) -> None:
     """What was captured is the first that is given back."""
     model, want = warmed(wan, recorder)
-    stream, held = model.stream, model.stream.held
-    beside = stream.beside
+    stream, held = model.stream, model.stream.residency.held
+    beside = stream.residency.beside
     assert model.partially_unload(torch.device("cpu"), 1) == beside and not recorder.tapes
-    assert stream.held == held and stream.beside == 0
-    assert torch.equal(sample_wan(model), want) and stream.beside == beside
-    assert model.partially_unload(torch.device("cpu"), beside + held // 2) > beside and stream.held < held
+    assert stream.residency.held == held and stream.residency.beside == 0
+    assert torch.equal(sample_wan(model), want) and stream.residency.beside == beside
+    assert model.partially_unload(torch.device("cpu"), beside + held // 2) > beside and stream.residency.held < held
     assert torch.equal(sample_wan(model), want), "as much as is free is taken back, or it streams"
     model.detach()
-    assert not recorder.tapes and stream.beside == 0 == stream.ledger.held(GRAPHS)
+    assert not recorder.tapes and stream.residency.beside == 0 == stream.residency.ledger.held(GRAPHS)
     assert torch.equal(sample_wan(model), want)
 
 
 def test_a_replay_that_runs_out_of_vram_runs_as_ever(wan: Path, recorder: TapingRecorder) -> None:
     model, want = warmed(wan, recorder)
     recorder.tapes[0].fails = torch.OutOfMemoryError("none left. GPU 0")
-    replayed = model.stream.graphs.replayed
+    replayed = model.stream.residency.graphs.replayed
     assert torch.equal(sample_wan(model), want) and not recorder.tapes
-    assert model.stream.graphs.replayed == replayed and reasons() == {NO_ROOM} and model.stream.beside == 0
+    assert model.stream.residency.graphs.replayed == replayed and reasons() == {NO_ROOM} and model.stream.residency.beside == 0
 
 
 def test_a_step_that_runs_out_of_vram_gives_graphs_back(
@@ -205,7 +205,7 @@ def test_a_step_that_runs_out_of_vram_gives_graphs_back(
         return forward(self, *args, **kwargs)
 
     monkeypatch.setattr(type(other.model.diffusion_model.blocks[0]), "forward", fails)
-    assert torch.equal(sample_wan(other), want) and not left and not model.stream.beside
+    assert torch.equal(sample_wan(other), want) and not left and not model.stream.residency.beside
     recorded = recorder.recorded
     assert torch.equal(sample_wan(model), want) and recorder.recorded == recorded + 1, "captured anew at once"
 
@@ -215,13 +215,13 @@ def test_weights_are_not_overwritten_before_a_replay_has_read_them(
 ) -> None:
     """Copies wait for the last use that the pager knows of, and a replay acquires nothing."""
     model, _ = warmed(wan, recorder)
-    pager, copies, marks = model.stream.pager, list[Any](), list[Any]()
+    pager, copies, marks = model.stream.residency.pager, list[Any](), list[Any]()
     submit, mark = pager._backend.submit, pager._backend.mark
     monkeypatch.setattr(pager._backend, "mark", lambda: marks.append(mark()) or marks[-1])
     monkeypatch.setattr(pager._backend, "submit", lambda copy: (copies.append(copy), submit(copy)))
-    replayed = model.stream.graphs.replayed
+    replayed = model.stream.residency.graphs.replayed
     sample_wan(model)
-    assert len(marks) == model.stream.graphs.replayed - replayed > 0, "nothing was acquired"
+    assert len(marks) == model.stream.residency.graphs.replayed - replayed > 0, "nothing was acquired"
     last = marks[-1]
     pager.renew(range(len(pager.layers)))
     sample_wan(model)
@@ -232,7 +232,7 @@ def test_weights_are_not_overwritten_before_a_replay_has_read_them(
 def test_nothing_moves_while_another_thread_replays(wan: Path, recorder: TapingRecorder) -> None:
     model, want = warmed(wan, recorder)
     stream, begun, go_on = model.stream, threading.Event(), threading.Event()
-    held, beside, replay = stream.held, stream.beside, recorder.tapes[0].replay
+    held, beside, replay = stream.residency.held, stream.residency.beside, recorder.tapes[0].replay
 
     def slowly() -> None:
         begun.set()
@@ -249,11 +249,14 @@ def test_nothing_moves_while_another_thread_replays(wan: Path, recorder: TapingR
     thread = threading.Thread(target=run)
     thread.start()
     assert begun.wait(10)
-    assert stream.shrink(beside + held // 2) == 0 and (stream.held, stream.beside) == (held, beside)
+    assert stream.residency.shrink(beside + held // 2) == 0 and (stream.residency.held, stream.residency.beside) == (
+        held,
+        beside,
+    )
     go_on.set()
     thread.join()
     assert torch.equal(found[0], want)
-    assert stream.shrink(beside + held // 2) > beside
+    assert stream.residency.shrink(beside + held // 2) > beside
 
 
 def test_an_interrupt_leaves_a_model_that_works(
@@ -265,15 +268,15 @@ def test_an_interrupt_leaves_a_model_that_works(
 
     def press(*_: Any) -> Any:
         comfy.model_management.interrupt_current_processing()
-        return Pager.standing(model.stream.pager)
+        return Pager.standing(model.stream.residency.pager)
 
-    monkeypatch.setattr(model.stream.pager, "standing", press, raising=False)
+    monkeypatch.setattr(model.stream.residency.pager, "standing", press, raising=False)
     with pytest.raises(interrupted):
         sample_wan(model)
     monkeypatch.undo()
     comfy.model_management.interrupt_current_processing(False)
     assert torch.equal(sample_wan(model), want)
-    model.stream.graphs.release()
+    model.stream.residency.graphs.release()
     recorder.fails = interrupted()
     with pytest.raises(interrupted):
         sample_wan(model)
@@ -352,7 +355,7 @@ def injects(model: Any) -> None:
 )
 def test_what_other_nodes_do_at_each_call_is_done(wan: Path, recorder: TapingRecorder, does: Any, reason: str) -> None:
     model, _ = warmed(wan, recorder)
-    graphs, other = model.stream.graphs, model.clone()
+    graphs, other = model.stream.residency.graphs, model.clone()
     does(other)
     replayed = graphs.replayed
     for _ in range(3):
@@ -369,7 +372,7 @@ def test_what_other_nodes_do_at_each_call_is_done(wan: Path, recorder: TapingRec
 def test_what_other_nodes_do_to_a_loaded_model(wan: Path, recorder: TapingRecorder, does: Any, reason: str) -> None:
     """Their code runs at each call, or has changed what nobody looks at."""
     model, want = warmed(wan, recorder)
-    graphs, other = model.stream.graphs, model.clone()
+    graphs, other = model.stream.residency.graphs, model.clone()
     does(other)
     replayed = graphs.replayed
     for _ in range(3):
@@ -385,7 +388,7 @@ def test_what_other_nodes_do_to_a_loaded_model(wan: Path, recorder: TapingRecord
 def test_a_method_that_was_replaced(wan: Path, recorder: TapingRecorder, place: str) -> None:
     """As nodes do that keep a step's result for the next one: for the time of a call, and not always `forward`."""
     model, want = warmed(wan, recorder)
-    graphs = model.stream.graphs
+    graphs = model.stream.residency.graphs
     name, _, method = place.rpartition(".")
     module = model.model.diffusion_model.get_submodule(name)
     original, replayed = getattr(module, method), graphs.replayed
@@ -399,7 +402,7 @@ def test_a_method_that_was_replaced(wan: Path, recorder: TapingRecorder, place: 
 def test_a_hook_deep_within(wan: Path, recorder: TapingRecorder) -> None:
     """It has its part in the very first call, whose replay was launched already."""
     model, want = warmed(wan, recorder)
-    graphs = model.stream.graphs
+    graphs = model.stream.residency.graphs
     replayed, seen = graphs.replayed, list[int]()
 
     def doubles(_module: Any, _given: Any, out: torch.Tensor) -> torch.Tensor:
@@ -456,11 +459,11 @@ def test_the_same_object_patches_move_nothing() -> None:
 def test_a_part_that_was_replaced(wan: Path, recorder: TapingRecorder) -> None:
     model, want = warmed(wan, recorder)
     net = model.model.diffusion_model
-    other, replayed = model.clone(), model.stream.graphs.replayed
+    other, replayed = model.clone(), model.stream.residency.graphs.replayed
     other.add_object_patch("diffusion_model.head", Doubled(net.head))
-    assert not torch.equal(sample_wan(other), want) and model.stream.graphs.replayed == replayed
+    assert not torch.equal(sample_wan(other), want) and model.stream.residency.graphs.replayed == replayed
     assert any(found.startswith("another node has replaced head") for found in reasons())
-    assert torch.equal(sample_wan(model), want) and model.stream.graphs.replayed > replayed
+    assert torch.equal(sample_wan(model), want) and model.stream.residency.graphs.replayed > replayed
 
 
 class Doubled(torch.nn.Module):
@@ -474,7 +477,7 @@ class Doubled(torch.nn.Module):
 
 def test_a_model_that_streams_is_not_captured(wan: Path, recorder: TapingRecorder) -> None:
     model = load(wan)
-    model.stream.ceiling = model.stream.least
+    model.stream.residency.ceiling = model.stream.residency.least
     for _ in range(3):
         sample_wan(model)
     assert not recorder.recorded and not reasons()
@@ -516,4 +519,4 @@ def test_prompts_of_one_length_are_replayed(
     clip = load_one()
     for first, wanted in zip(range(3, 9), want, strict=True):
         assert torch.equal(encode(clip, first), wanted)
-    assert clip.patcher.stream.graphs.replayed == 3 and not reasons()
+    assert clip.patcher.stream.residency.graphs.replayed == 3 and not reasons()

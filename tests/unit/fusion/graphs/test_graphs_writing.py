@@ -23,7 +23,7 @@ from fusestream.fusion.graphs import calls
 from fusestream.fusion.load import text
 from fusestream.fusion.load.text import load_streamed_text_encoder
 from fusestream.fusion.report.gathering import state_of
-from fusestream.fusion.stream.stream import GRAPHS
+from fusestream.fusion.stream.residency import GRAPHS
 from fusestream.fusion.text import cache, stack, writing
 from fusestream.gpu.replay import NO_ROOM
 from fusestream.kernels_cuda import LEDGER, KernelPolicy
@@ -76,7 +76,7 @@ def wanted(path: Path | str, recorder: TapingRecorder, **options: Any) -> list[i
 
 
 def graphs_of(clip: Any) -> Any:
-    return clip.patcher.stream.graphs
+    return clip.patcher.stream.residency.graphs
 
 
 def reasons() -> set[str]:
@@ -86,7 +86,11 @@ def reasons() -> set[str]:
 def nothing_is_left(clip: Any, recorder: TapingRecorder) -> bool:
     stream, graphs = clip.patcher.stream, graphs_of(clip)
     texts = [call for call in graphs._calls.values() if call.memory is not None]
-    return not recorder.tapes and not texts and stream.beside == graphs.nbytes == 0 == stream.ledger.held(GRAPHS)
+    return (
+        not recorder.tapes
+        and not texts
+        and stream.residency.beside == graphs.nbytes == 0 == stream.residency.ledger.held(GRAPHS)
+    )
 
 
 def before_each(monkeypatch: pytest.MonkeyPatch, does: Callable[[int], None]) -> None:
@@ -173,7 +177,7 @@ def test_texts_that_end_as_they_are_captured(path: Path, recorder: TapingRecorde
 
 def test_many_texts(path: Path, recorder: TapingRecorder) -> None:
     clip = load(path)
-    budget = clip.patcher.stream._pool.budget
+    budget = clip.patcher.stream.residency._pool.budget
     write(clip)
     left = budget.left
     for _ in range(40):
@@ -206,7 +210,7 @@ def test_a_model_that_streams(path: Path, recorder: TapingRecorder, monkeypatch:
     """Its words come once for a token."""
     tokens, clip = wanted(path, recorder), load(path)
     stream = clip.patcher.stream
-    stream.ceiling = stream.least
+    stream.residency.ceiling = stream.residency.least
     held = [0]
     words_held = writing.words_held
     monkeypatch.setattr(writing, "words_held", lambda net: (held.append(1), words_held(net))[1])
@@ -303,11 +307,11 @@ def test_memory_is_wanted(path: Path, recorder: TapingRecorder, monkeypatch: pyt
         if written not in wanted_at:
             return
         if how == "graphs":
-            assert stream.release_graphs() or written == FIRST - 2
+            assert stream.residency.release_graphs() or written == FIRST - 2
         elif how == "weights":
-            stream.shrink(stream.beside + stream.held // 2)
+            stream.residency.shrink(stream.residency.beside + stream.residency.held // 2)
         else:
-            stream.unload()
+            stream.residency.unload()
         assert not recorder.tapes
 
     with monkeypatch.context() as patch:

@@ -41,7 +41,7 @@ def test_flux_computes_in_fp16_where_stock_would_in_bf16(
     stocks = comfy.sd.load_diffusion_model(str(path)).model.get_dtype_inference()
     model = loaded(path, monkeypatch, types_of(BY_NAME["Flux"], KernelPolicy.of("auto"), CARD))
     assert model.model.get_dtype_inference() is torch.float16
-    told = model.stream.ledger.summary()["notes"]
+    told = model.stream.residency.ledger.summary()["notes"]
     if stocks is torch.float16:  # fp16 files
         assert "computes in" not in told
     else:
@@ -59,7 +59,7 @@ def test_z_image_that_stock_does_not_trust_in_fp16_computes_in_fp32(
     known = model.model.model_config.supported_inference_dtypes
     wanted = torch.float16 if torch.float16 in known else torch.float32
     assert model.model.get_dtype_inference() is wanted
-    assert "bfloat16" in model.stream.ledger.summary()["notes"]["computes in"]
+    assert "bfloat16" in model.stream.residency.ledger.summary()["notes"]["computes in"]
 
 
 @pytest.mark.usefixtures("card_with_bf16")

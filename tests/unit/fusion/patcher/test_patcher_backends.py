@@ -64,8 +64,8 @@ def test_the_latents_are_stocks_with_loras_and_without(
         assert bool(ours.stream.patching.factors.parcels.held_bytes) == bool(strength), (
             "the factors come with the blocks"
         )
-    assert ours.stream.pager.is_writable == (backend != "managed")
-    assert 0 < ours.stream.held <= ours.stream.ledger.peak("VRAM") <= ours.stream.ceiling
+    assert ours.stream.residency.pager.is_writable == (backend != "managed")
+    assert 0 < ours.stream.residency.held <= ours.stream.residency.ledger.peak("VRAM") <= ours.stream.residency.ceiling
 
 
 def test_a_model_that_takes_turns_with_others_stays_registered(load: Callable[..., Any], folder: Path) -> None:
@@ -74,36 +74,36 @@ def test_a_model_that_takes_turns_with_others_stays_registered(load: Callable[..
     want = sample(stock)
     assert torch.equal(sample(model), want)
     device, stream = load.device_of(model), model.stream  # type: ignore[attr-defined]
-    count, held = device.registrations, stream.ledger.held("registered RAM")
+    count, held = device.registrations, stream.residency.ledger.held("registered RAM")
     for _ in range(3):
         mm.unload_all_models()
-        assert stream.pager is None and stream.ledger.held("registered RAM") == held > 0
+        assert stream.residency.pager is None and stream.residency.ledger.held("registered RAM") == held > 0
         assert torch.equal(sample(model), want)
         assert device.registrations == count
-    stream.give_ram_back()
-    assert stream.ledger.held("registered RAM") == held, "what a loaded model uses stays"
+    stream.residency.give_ram_back()
+    assert stream.residency.ledger.held("registered RAM") == held, "what a loaded model uses stays"
     mm.unload_all_models()
-    stream.give_ram_back()
-    assert stream.ledger.held("registered RAM") == 0 and not device.registered
+    stream.residency.give_ram_back()
+    assert stream.residency.ledger.held("registered RAM") == 0 and not device.registered
     assert torch.equal(sample(model), want)
     mm.unload_all_models()
     os.utime(stream.path, ns=(1, 1))
-    stream.refresh()
-    assert stream.ledger.held("registered RAM") == 0 and not device.registered
+    stream.residency.refresh()
+    assert stream.residency.ledger.held("registered RAM") == 0 and not device.registered
     assert torch.equal(sample(model), want)
     stream.close()
-    assert stream.ledger.held("registered RAM") == 0 and not device.registered
+    assert stream.residency.ledger.held("registered RAM") == 0 and not device.registered
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_blocks_in_parts_have_their_loras(load: Callable[..., Any], folder: Path, backend: str) -> None:
     ours, stock = load(backend, "fp32")
-    ours.stream.ceiling = ours.stream.narrow
+    ours.stream.residency.ceiling = ours.stream.residency.narrow
     lora = comfy.utils.load_torch_file(str(checkpoints.write("lora_kohya", folder)))
     for strength in (1.0, 0.0):
         pair = [comfy.sd.load_lora_for_models(model, None, lora, strength, 0.0)[0] for model in (ours, stock)]
         assert torch.equal(*(sample(model) for model in pair)), strength
-    assert ours.stream.is_in_parts and ours.stream.ledger.peak("VRAM") <= ours.stream.narrow
+    assert ours.stream.is_in_parts and ours.stream.residency.ledger.peak("VRAM") <= ours.stream.residency.narrow
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -113,20 +113,20 @@ def test_interrupted_unloaded_and_run_again(load: Callable[..., Any], backend: s
     with pytest.raises(mm.InterruptProcessingException):
         sample(ours, lambda *_: mm.interrupt_current_processing())
     assert torch.equal(sample(ours, lambda *_: mm.unload_all_models()), wanted)
-    assert ours.stream.held == 0
+    assert ours.stream.residency.held == 0
     assert torch.equal(sample(ours), wanted)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_it_gives_back_and_takes_again(load: Callable[..., Any], backend: str) -> None:
     ours, stock = load(backend, "fp32")
-    ours.stream.ceiling = None
+    ours.stream.residency.ceiling = None
     wanted = sample(stock)
     assert torch.equal(sample(ours), wanted)
-    resident = len(ours.stream.pager.plan.resident)
+    resident = len(ours.stream.residency.pager.plan.resident)
     assert resident == 4
     assert ours.partially_unload(torch.device("cpu"), 3 * MIB) >= 3 * MIB
-    assert len(ours.stream.pager.plan.resident) < resident
+    assert len(ours.stream.residency.pager.plan.resident) < resident
     for i in range(4):  # with what is left
         with ours.stream.bound(i):
             assert not ours.model.diffusion_model.blocks[i].ffn[0].weight.is_meta

@@ -38,7 +38,7 @@ def load(folder: Path, storage: str, kind: str = "wan_t2v", window: str = "least
         load_streamed_diffusion_model(path, **options),
         comfy.sd.load_diffusion_model(path, model_options=options),
     )
-    ours.stream.ceiling = {"least": ours.stream.least, "all": None}[window]
+    ours.stream.residency.ceiling = {"least": ours.stream.residency.least, "all": None}[window]
     return ours, stock
 
 
@@ -110,7 +110,7 @@ def test_loras_are_stacked_weighed_anew_and_taken_away(folder: Path, storage: st
 
 def copies(model: Any) -> dict[str, int]:
     """How often each block was copied."""
-    entries = model.stream.ledger.entries
+    entries = model.stream.residency.ledger.entries
     return {
         layer.name: sum(e.kind == "copy" and e.layer == layer.name for e in entries) for layer in model.stream.layers
     }
@@ -173,7 +173,7 @@ def test_a_failing_patch_leaves_nothing_half_patched(folder: Path) -> None:
     for _ in range(2):
         with pytest.raises(Broken):
             sample(broken)
-    assert not any(place.users for place in ours.stream.pager._places.values())
+    assert not any(place.users for place in ours.stream.residency.pager._places.values())
     assert torch.equal(sample(broken), sample(patched(stock)))
     assert torch.equal(sample(ours), plain)
 

@@ -48,8 +48,8 @@ def load(folder: Path, storage: str = "fp32", seed: int = 0, layers: float | Non
     path = checkpoints.write("wan_t2v", folder, storage, seed)
     model = load_streamed_diffusion_model(str(path))
     if layers is not None:
-        staging = model.stream.least - 2 * model.stream.layers[0].nbytes
-        model.stream.ceiling = int(layers * model.stream.layers[0].nbytes) + staging
+        staging = model.stream.residency.least - 2 * model.stream.layers[0].nbytes
+        model.stream.residency.ceiling = int(layers * model.stream.layers[0].nbytes) + staging
     return model
 
 
@@ -76,20 +76,23 @@ def test_the_budget_is_never_exceeded(folder: Path, storage: str, layers: float)
     model = load(folder, storage, layers=layers)
     stream = model.stream
     assert sample(model).isfinite().all()
-    assert 0 < stream.held <= stream.ceiling and stream.ledger.peak("VRAM") <= stream.ceiling
-    assert stream.held == stream.ledger.held("VRAM") == vram_pool.pool_of(CPU).budget.taken
-    assert len(stream.pager.plan.resident) == {2: 0, 2.5: 0, 3: 1, 3.9: 1, 4: 4, 10: 4}[layers]
+    assert (
+        0 < stream.residency.held <= stream.residency.ceiling
+        and stream.residency.ledger.peak("VRAM") <= stream.residency.ceiling
+    )
+    assert stream.residency.held == stream.residency.ledger.held("VRAM") == vram_pool.pool_of(CPU).budget.taken
+    assert len(stream.residency.pager.plan.resident) == {2: 0, 2.5: 0, 3: 1, 3.9: 1, 4: 4, 10: 4}[layers]
     rest = sum(t.nbytes for name, t in model.model.named_parameters() if name not in stream.keys)
     rest += sum(buffer.nbytes for buffer in model.model.buffers())
-    assert model.loaded_size() == model.model.model_loaded_weight_memory == stream.held + rest
-    assert model.loaded_size() <= model.model_size() == rest + min(stream.most, stream.ceiling)
+    assert model.loaded_size() == model.model.model_loaded_weight_memory == stream.residency.held + rest
+    assert model.loaded_size() <= model.model_size() == rest + min(stream.residency.most, stream.residency.ceiling)
 
 
 def test_auto_takes_what_stock_gives(folder: Path) -> None:
     model = load(folder)
-    assert model.stream.ceiling is None
+    assert model.stream.residency.ceiling is None
     mm.load_models_gpu([model])  # on the CPU stock gives everything
-    assert len(model.stream.pager.plan.resident) == 4
+    assert len(model.stream.residency.pager.plan.resident) == 4
 
 
 def test_a_budget_too_small_says_so_at_once(folder: Path) -> None:
@@ -116,9 +119,9 @@ def test_two_models_take_turns_in_one_budget(folder: Path, expected: torch.Tenso
     wanted = sample(comfy.sd.load_diffusion_model(str(checkpoints.write("wan_t2v", folder, "fp32", seed=1))))
     for _ in range(3):
         assert torch.equal(sample(one), expected)
-        assert one.stream.held == budget.taken <= budget.total == one.stream.ceiling
+        assert one.stream.residency.held == budget.taken <= budget.total == one.stream.residency.ceiling
         assert torch.equal(sample(two), wanted)
-        assert two.stream.held == budget.taken <= budget.total
+        assert two.stream.residency.held == budget.taken <= budget.total
         assert one.loaded_size() == one._rest_size(), "it gave everything"
 
 
@@ -126,11 +129,11 @@ def test_two_models_that_fit_both_stay(folder: Path, expected: torch.Tensor) -> 
     one, two = load(folder, layers=8), load(folder, seed=1, layers=3)
     sample(one)
     sample(two)
-    pager = one.stream.pager
-    assert one.stream.held + two.stream.held == vram_pool.pool_of(CPU).budget.taken
-    assert torch.equal(sample(one), expected) and one.stream.pager is pager
-    assert max(entry.nbytes for entry in one.stream.ledger.entries if entry.kind == "copy") > 0
-    assert sum(entry.kind == "copy" for entry in one.stream.ledger.entries) == 4
+    pager = one.stream.residency.pager
+    assert one.stream.residency.held + two.stream.residency.held == vram_pool.pool_of(CPU).budget.taken
+    assert torch.equal(sample(one), expected) and one.stream.residency.pager is pager
+    assert max(entry.nbytes for entry in one.stream.residency.ledger.entries if entry.kind == "copy") > 0
+    assert sum(entry.kind == "copy" for entry in one.stream.residency.ledger.entries) == 4
 
 
 # -------------------------------------------------------------------------------------------------- stock's management
@@ -145,7 +148,9 @@ def test_stock_loads_and_unloads_it(folder: Path, expected: torch.Tensor) -> Non
     calls = []
     model.add_callback(CallbacksMP.ON_LOAD, lambda *args: calls.append(args))
     mm.unload_all_models()
-    assert model.stream.pager is None and model.loaded_size() == 0 == model.stream.ledger.held("VRAM")
+    assert model.stream.residency.pager is None and model.loaded_size() == 0 == model.stream.residency.ledger.held(
+        "VRAM"
+    )
     assert torch.equal(sample(model), expected)
     assert len(calls) == 1
     assert torch.equal(sample(model), expected)
@@ -156,13 +161,15 @@ def test_stock_gets_back_what_it_asks_for(folder: Path, expected: torch.Tensor) 
     model = load(folder)
     mm.load_models_gpu([model])
     stream, layer = model.stream, model.stream.layers[0].nbytes
-    held = stream.held
+    held = stream.residency.held
     freed = model.partially_unload(CPU, layer // 2)
-    assert freed == held - stream.held >= layer // 2
-    assert stream.pager.plan.slots == 2 and len(stream.pager.plan.resident) == 1, "residents first"
-    assert model.partially_unload(CPU, layer) == layer and not stream.pager.plan.resident
+    assert freed == held - stream.residency.held >= layer // 2
+    assert stream.residency.pager.plan.slots == 2 and len(stream.residency.pager.plan.resident) == 1, "residents first"
+    assert model.partially_unload(CPU, layer) == layer and not stream.residency.pager.plan.resident
     assert torch.equal(sample(model), expected), "and it was given more to sample"
-    assert model.partially_unload(CPU, stream.held) == held and stream.pager is None, "the window too"
+    assert model.partially_unload(CPU, stream.residency.held) == held and stream.residency.pager is None, (
+        "the window too"
+    )
     assert model.partially_unload(CPU, 1) == 0
 
 
@@ -170,11 +177,11 @@ def test_stock_gives_little_and_more_and_takes_it_again(folder: Path, expected: 
     model = load(folder)
     stream, layer = model.stream, model.stream.layers[0].nbytes
     taken = model.partially_load(CPU, 0.1)
-    assert taken == model.loaded_size() and stream.held == stream.least
-    assert model.partially_load(CPU, layer) == layer and len(stream.pager.plan.resident) == 1
+    assert taken == model.loaded_size() and stream.residency.held == stream.residency.least
+    assert model.partially_load(CPU, layer) == layer and len(stream.residency.pager.plan.resident) == 1
     assert model.partially_load(CPU, 0) == 0
-    assert model.partially_load(CPU, -layer) == 0 and stream.held == stream.least
-    assert model.partially_load(CPU, 1e32) == stream.most - stream.least
+    assert model.partially_load(CPU, -layer) == 0 and stream.residency.held == stream.residency.least
+    assert model.partially_load(CPU, 1e32) == stream.residency.most - stream.residency.least
     assert model.partially_load(CPU, 1e32) == 0
     assert torch.equal(sample(model), expected)
 
@@ -197,9 +204,9 @@ def test_loaded_model_as_stock_frees_it(folder: Path) -> None:
     loaded = next(entry for entry in mm.current_loaded_models if entry.model is model)
     assert loaded.model_memory() == loaded.model_loaded_memory() and loaded.model_offloaded_memory() == 0
     assert not loaded.model_unload(1000)
-    assert model.stream.pager is not None and loaded.model_offloaded_memory() > 0
+    assert model.stream.residency.pager is not None and loaded.model_offloaded_memory() > 0
     assert loaded.model_unload(1e32)
-    assert model.stream.pager is None
+    assert model.stream.residency.pager is None
     mm.current_loaded_models.remove(loaded)
 
 
@@ -222,11 +229,11 @@ def test_what_weights_that_pass_through_can_do_without_is_free_for_a_batch(
         with reckoning.batching():
             return int(model.get_free_memory(CPU))
 
-    stream.load(CPU, stream.whole)
-    assert stream.pager.plan.streamed and model.get_free_memory(CPU) == 12345
-    assert free_for_a_batch() == 12345 + stream.held - stream.narrow > 12345
-    stream.load(CPU, stream.most)
-    assert not stream.pager.plan.streamed and free_for_a_batch() == 12345
+    stream.residency.load(CPU, stream.residency.whole)
+    assert stream.residency.pager.plan.streamed and model.get_free_memory(CPU) == 12345
+    assert free_for_a_batch() == 12345 + stream.residency.held - stream.residency.narrow > 12345
+    stream.residency.load(CPU, stream.residency.most)
+    assert not stream.residency.pager.plan.streamed and free_for_a_batch() == 12345
 
 
 def test_the_rest_of_the_model_moves_and_the_stand_ins_do_not(folder: Path) -> None:
@@ -280,10 +287,10 @@ def test_interrupted_and_run_again(folder: Path, expected: torch.Tensor, layers:
     with pytest.raises(mm.InterruptProcessingException):
         sample(with_deed(model, mm.interrupt_current_processing, call))
     stream = model.stream
-    assert not stream._in_use
+    assert not stream.residency.in_use
     assert all(tensor.is_meta for name, tensor in model.model.named_parameters() if name in stream.keys)
     assert torch.equal(sample(model), expected)
-    assert stream.ledger.peak("VRAM") <= stream.ceiling
+    assert stream.residency.ledger.peak("VRAM") <= stream.residency.ceiling
 
 
 def test_unloaded_between_two_steps(folder: Path, expected: torch.Tensor) -> None:
@@ -292,11 +299,13 @@ def test_unloaded_between_two_steps(folder: Path, expected: torch.Tensor) -> Non
 
     def unload(*_: Any) -> None:
         mm.unload_all_models()
-        held.append(model.stream.held)
+        held.append(model.stream.residency.held)
 
     assert torch.equal(sample(model, unload), expected)
-    assert held[0] == 0 and model.stream.held == 0 == model.loaded_size(), "stock believes that it is unloaded"
-    assert torch.equal(sample(model), expected) and model.stream.held > 0
+    assert held[0] == 0 and model.stream.residency.held == 0 == model.loaded_size(), (
+        "stock believes that it is unloaded"
+    )
+    assert torch.equal(sample(model), expected) and model.stream.residency.held > 0
 
 
 def test_unloaded_within_a_block(folder: Path, expected: torch.Tensor) -> None:
@@ -305,14 +314,14 @@ def test_unloaded_within_a_block(folder: Path, expected: torch.Tensor) -> None:
     pagers = []
 
     def unload() -> None:
-        pagers.append(weakref.ref(model.stream.pager))
+        pagers.append(weakref.ref(model.stream.residency.pager))
         assert model.partially_unload(CPU, 1000) == 0, "nothing goes from under a running block"
         mm.unload_all_models()
 
     assert torch.equal(sample(with_deed(model, unload)), expected)
     gc.collect()
-    assert pagers[0]() is None and model.stream.held == 0
-    assert model.stream.ledger.peak("VRAM") <= model.stream.ceiling
+    assert pagers[0]() is None and model.stream.residency.held == 0
+    assert model.stream.residency.ledger.peak("VRAM") <= model.stream.residency.ceiling
 
 
 def test_another_model_is_sampled_within_a_block(folder: Path, expected: torch.Tensor) -> None:
@@ -326,7 +335,7 @@ def test_another_model_is_sampled_within_a_block(folder: Path, expected: torch.T
         found.append(caught)
 
     assert torch.equal(sample(with_deed(model, nested)), expected) and found
-    assert vram_budget.taken == model.stream.held + other.stream.held
+    assert vram_budget.taken == model.stream.residency.held + other.stream.residency.held
 
 
 def test_one_that_runs_before_it_is_loaded_says_so(folder: Path) -> None:
@@ -387,7 +396,7 @@ def test_a_file_that_is_whole_again_streams_on(
         assert torch.equal(sample(model, lambda *_: deed(path)), expected)
     for _ in range(2):
         assert torch.equal(sample(model), expected)
-    assert model.stream.held == vram_pool.pool_of(CPU).budget.taken <= model.stream.ceiling
+    assert model.stream.residency.held == vram_pool.pool_of(CPU).budget.taken <= model.stream.residency.ceiling
 
 
 def test_a_file_that_was_away_for_a_while_streams_on(tmp_path: Path, expected: torch.Tensor) -> None:
@@ -413,7 +422,7 @@ def test_another_model_under_the_name_is_never_mixed_with_this_one(tmp_path: Pat
     other.mkdir()
     content = bytearray(checkpoints.write("wan_t2v", other, "fp32", seed).read_bytes())
     if seed == 0:
-        extent = model.stream._source.extents["head.modulation"]
+        extent = model.stream.residency.source.extents["head.modulation"]
         content[extent.end - 1] ^= 1
     path.write_bytes(content)
     for _ in range(2):
@@ -440,7 +449,7 @@ def test_it_checks_after_a_run_that_went_well_only(folder: Path, monkeypatch: py
     def changed() -> None:
         raise FileChanged("it changed")
 
-    monkeypatch.setattr(model.stream.pager, "check", changed)
+    monkeypatch.setattr(model.stream.residency.pager, "check", changed)
     with pytest.raises(FileChanged):
         model.cleanup()
     try:
@@ -497,7 +506,7 @@ def test_a_deleted_model_needs_no_collector(folder: Path) -> None:
     sample(model)
     with no_collector():
         del model
-        assert net() is None and stream.pager is None and stream.held == 0
+        assert net() is None and stream.residency.pager is None and stream.residency.held == 0
 
 
 def test_the_collector_may_run_in_the_pagers_own_thread(folder: Path) -> None:
@@ -510,19 +519,19 @@ def test_the_collector_may_run_in_the_pagers_own_thread(folder: Path) -> None:
     thread.join()
     for closing in [t for t in threading.enumerate() if t.name == "closing"]:
         closing.join()
-    assert stream.pager is None and stream.held == 0
+    assert stream.residency.pager is None and stream.residency.held == 0
 
 
 def test_nobody_waits_for_a_model_that_another_thread_loads(folder: Path) -> None:
     model = load(folder)
     sample(model)
-    with model.stream._lock:
+    with model.stream.residency.lock:
         found: list[int] = []
-        asking = threading.Thread(target=lambda: found.append(model.stream.shrink(1000)))
+        asking = threading.Thread(target=lambda: found.append(model.stream.residency.shrink(1000)))
         asking.start()
         asking.join(10)
         assert found == [0]
-    assert model.stream.shrink(1000) > 0
+    assert model.stream.residency.shrink(1000) > 0
 
 
 def test_many_runs_leave_nothing(folder: Path) -> None:

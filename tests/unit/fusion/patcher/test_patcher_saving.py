@@ -25,7 +25,7 @@ from fusestream import checkpoints, fusion
 from fusestream.fusion.base.errors import NotWhileStreaming
 from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
 from fusestream.fusion.load.text import load_streamed_text_encoder
-from fusestream.fusion.stream.stream import Stream
+from fusestream.fusion.stream.file_weights import FileWeights
 
 KIND = "wan_t2v"
 LORAS = (("lora_ab", 0.8), ("lora_lokr", -0.5))
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "whole_blocks", "output"
 
 def streamed(folder: Path, storage: str = "fp32", seed: int = 0, kind: str = KIND) -> Any:
     model = load_streamed_diffusion_model(str(checkpoints.write(kind, folder, storage, seed)))
-    model.stream.ceiling = model.stream.least
+    model.stream.residency.ceiling = model.stream.residency.least
     return model
 
 
@@ -95,20 +95,20 @@ def test_few_weights_are_in_memory_while_a_model_is_saved(
 ) -> None:
     alive: list[weakref.ref[Any]] = []
     most = 0
-    asked = Stream.weight
+    asked = FileWeights.weight
 
-    def counted(self: Stream, *args: Any) -> torch.Tensor:
+    def counted(self: FileWeights, *args: Any) -> torch.Tensor:
         nonlocal most
         found = asked(self, *args)
         alive.append(weakref.ref(found.untyped_storage()))
         most = max(most, sum(one() is not None for one in alive))
         return found
 
-    monkeypatch.setattr(Stream, "weight", counted)
+    monkeypatch.setattr(FileWeights, "weight", counted)
     model = with_loras(streamed(studio.folder), studio.folder, *LORAS)
     saved(model, output, "model")
     assert len(alive) == len(model.stream.keys) and 0 < most <= 3
-    assert model.stream.held == 0
+    assert model.stream.residency.held == 0
 
 
 def test_a_save_that_is_interrupted_leaves_nothing(
@@ -287,7 +287,7 @@ def test_a_lora_by_a_hook_changes_within_a_step(
         with_loras(load(studio.folder, storage), studio.folder, ("lora_lokr", 0.5)) for load in (streamed, whole)
     )
     if window == "all":
-        ours.stream.ceiling = None
+        ours.stream.residency.ceiling = None
     plain = sample(ours, scenes[KIND])
     wanted = sample(stock, scene)
     for _ in range(2):

@@ -58,7 +58,7 @@ def expected(path: str, scenes: dict[str, Scene]) -> torch.Tensor:
 def least(path: str, **options: Any) -> Any:
     """The model streamed through the smallest window there is."""
     model = load_streamed_diffusion_model(path, **options)
-    model.stream.ceiling = model.stream.least
+    model.stream.residency.ceiling = model.stream.residency.least
     return model
 
 
@@ -72,8 +72,10 @@ def test_the_latents_are_stocks(studio: Studio, scenes: dict[str, Scene], kind: 
     stream = ours.stream
     layers = checkpoints.wan.SIZES[kind].layers + checkpoints.wan.SIZES[kind].vace_layers
     assert len(stream.layers) == layers
-    assert stream.ledger.peak("VRAM") <= stream.least
-    assert len(stream.pager.plan.streamed) > stream.pager.plan.slots, "otherwise nothing was streamed"
+    assert stream.residency.ledger.peak("VRAM") <= stream.residency.least
+    assert len(stream.residency.pager.plan.streamed) > stream.residency.pager.plan.slots, (
+        "otherwise nothing was streamed"
+    )
 
 
 @pytest.mark.parametrize("held", [torch.float16, torch.bfloat16, torch.float8_e4m3fn])
@@ -129,7 +131,7 @@ def test_the_file_is_not_in_memory(studio: Studio, kind: str) -> None:
     assert all(getattr(tensors[key], "_qdata", tensors[key]).is_meta for key in ours.stream.keys)
     matrices = [key for key, tensor in tensors.items() if "blocks." in key and tensor.ndim == 2]
     assert matrices and ours.stream.keys >= set(matrices)
-    assert ours.stream.held == 0 and ours.loaded_size() == 0
+    assert ours.stream.residency.held == 0 and ours.loaded_size() == 0
 
 
 def test_the_loader_streams_when_it_is_asked_to(path: str) -> None:
@@ -137,7 +139,7 @@ def test_the_loader_streams_when_it_is_asked_to(path: str) -> None:
     assert not isinstance(fusion.load_diffusion_model(path, policy), StreamingModelPatcher)
     for budget, ceiling in ((0.5, GIB // 2), (-1.0, None)):
         model = fusion.load_diffusion_model(path, policy, budget)
-        assert isinstance(model, StreamingModelPatcher) and model.stream.ceiling == ceiling
+        assert isinstance(model, StreamingModelPatcher) and model.stream.residency.ceiling == ceiling
         assert model.model_options["transformer_options"][attention.HOOK].policy is policy
 
 
@@ -157,7 +159,7 @@ def test_blocks_stream_in_the_order_in_which_they_run(studio: Studio, scenes: di
     sample(ours, scenes["wan_vace"])
     names = [layer.name for layer in ours.stream.layers]
     assert names == ["blocks.0", "vace_blocks.0", "blocks.1", "blocks.2", "vace_blocks.1", "blocks.3"]
-    uses = [entry.layer for entry in ours.stream.ledger.entries if entry.kind == "use"]
+    uses = [entry.layer for entry in ours.stream.residency.ledger.entries if entry.kind == "use"]
     assert uses == names * (len(uses) // len(names)) and len(uses) >= 2 * len(names)
 
 
@@ -248,18 +250,18 @@ def test_clones_share_one_stream(path: str, scenes: dict[str, Scene], expected: 
     clone = ours.clone()
     assert type(clone) is type(ours) and clone.stream is ours.stream and clone.is_clone(ours)
     assert torch.equal(sample(clone, scenes["wan_t2v"]), expected)
-    pager = ours.stream.pager
+    pager = ours.stream.residency.pager
     del clone
     gc.collect()  # which detaches it
-    assert ours.stream.pager is pager and ours.stream.held > 0
-    assert torch.equal(sample(ours, scenes["wan_t2v"]), expected) and ours.stream.pager is pager
+    assert ours.stream.residency.pager is pager and ours.stream.residency.held > 0
+    assert torch.equal(sample(ours, scenes["wan_t2v"]), expected) and ours.stream.residency.pager is pager
 
 
 def test_another_gpu_makes_its_own(path: str, scenes: dict[str, Scene], expected: torch.Tensor) -> None:
     ours = load_streamed_diffusion_model(path, 1.0)
     factory, arguments = ours.cached_patcher_init
     again = factory(*arguments, disable_dynamic=True)
-    assert again.model is not ours.model and again.stream.ceiling == GIB
+    assert again.model is not ours.model and again.stream.residency.ceiling == GIB
     deep = ours.deepclone_multigpu(new_load_device=torch.device("cpu"))
     assert deep.stream is not ours.stream
     assert torch.equal(sample(deep, scenes["wan_t2v"]), expected)

@@ -24,8 +24,8 @@ from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
 from fusestream.fusion.patcher.streaming_patcher import StreamingModelPatcher
 from fusestream.fusion.patcher.vram_estimate import Reckoning
 from fusestream.fusion.stream import progress, vram_pool
-from fusestream.fusion.stream import stream as streams
-from fusestream.fusion.stream.stream import Stream
+from fusestream.fusion.stream import residency as residencies
+from fusestream.fusion.stream.block_stream import BlockStream
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "whole_blocks")
 
@@ -56,7 +56,7 @@ def split(model: Any) -> Any:
 def streamed(path: str) -> Any:
     """Through the smallest window that there is, on both cards."""
     model = load_streamed_diffusion_model(path)
-    return split(load_streamed_diffusion_model(path, model.stream.least / vram_pool.GIB))
+    return split(load_streamed_diffusion_model(path, model.stream.residency.least / vram_pool.GIB))
 
 
 def cards_of(model: Any) -> tuple[StreamingModelPatcher, StreamingModelPatcher]:
@@ -82,8 +82,8 @@ def test_two_cards_make_what_stocks_two_make(path: str, scene: Scene, studio: St
     assert torch.equal(sample(ours, scene), wanted)
     assert set(ran) == set(CARDS) and not set.intersection(*ran.values())
     for patcher in (one, other):
-        assert patcher.stream.ledger.peak("VRAM") <= patcher.stream.least
-        assert len(patcher.stream.pager.plan.streamed) > patcher.stream.pager.plan.slots
+        assert patcher.stream.residency.ledger.peak("VRAM") <= patcher.stream.residency.least
+        assert len(patcher.stream.residency.pager.plan.streamed) > patcher.stream.residency.pager.plan.slots
     file = comfy.utils.load_torch_file(str(checkpoints.write("lora_ab", studio.folder)))
     got, stocks = (sample(comfy.sd.load_lora_for_models(m, None, file, 0.8, 0.0)[0], scene) for m in (ours, stock))
     assert torch.equal(got, stocks) and not torch.equal(got, wanted)
@@ -140,9 +140,9 @@ def failing(model: Any, card: int, fail: Callable[[], None]) -> Iterator[list[in
     """In its second block one card fails; the other one is in its first until then. Yields the blocks that the latter entered."""
     begun, failed, entered = threading.Event(), threading.Event(), list[int]()
     ones, others = (cards_of(model)[place].stream for place in (card, 1 - card))
-    enter = Stream.enter
+    enter = BlockStream.enter
 
-    def entering(self: Stream, i: int) -> Any:
+    def entering(self: BlockStream, i: int) -> Any:
         if self is ones and i == 1:
             assert begun.wait(LONG)
             try:
@@ -159,7 +159,7 @@ def failing(model: Any, card: int, fail: Callable[[], None]) -> Iterator[list[in
         return held
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Stream, "enter", entering)
+        patch.setattr(BlockStream, "enter", entering)
         yield entered
 
 
@@ -177,7 +177,7 @@ def test_an_interrupt_that_one_card_hears_ends_both(path: str, scene: Scene, car
         sample(model, scene)
     assert entered == [0], "its next block was not begun"
     for patcher in cards_of(model):
-        assert not patcher.stream._in_use and patcher.stream.together is None
+        assert not patcher.stream.residency.in_use and patcher.stream.together is None
     assert torch.equal(sample(model, scene), wanted)
 
 
@@ -193,7 +193,7 @@ def test_an_error_of_one_card_is_what_the_user_sees(path: str, scene: Scene, car
     with failing(model, card, runs_out) as entered, pytest.raises(vram_pool.OutOfVram, match="VRAM is too little"):
         sample(model, scene)
     assert entered == [0]
-    assert cards_of(model)[1 - card].stream.held > 0
+    assert cards_of(model)[1 - card].stream.residency.held > 0
     assert torch.equal(sample(model, scene), wanted)
 
 
@@ -238,9 +238,9 @@ def test_a_second_cards_memory_is_asked_for_with_that_card_current(path: str, mo
         return NoPager()
 
     monkeypatch.setattr(torch.cuda, "device", current)
-    monkeypatch.setattr(streams, "open_pager", opened)
-    monkeypatch.setattr(streams, "open_parcels", lambda *_: None)
+    monkeypatch.setattr(residencies, "open_pager", opened)
+    monkeypatch.setattr(residencies, "open_parcels", lambda *_: None)
     model = load_streamed_diffusion_model(path, 1.0)
-    model.stream.load(second, 2**30)
-    model.stream.unload()
+    model.stream.residency.load(second, 2**30)
+    model.stream.residency.unload()
     assert seen == [second, second] and not entered

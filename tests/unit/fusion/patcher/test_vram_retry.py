@@ -135,7 +135,7 @@ def test_the_weights_leave_room_for_the_step_and_the_reserve(
     model: Any, monkeypatch: pytest.MonkeyPatch, room: float, one: float, batch: float, free: float, wanted: float
 ) -> None:
     stream = model.stream
-    stream.narrow, stream.whole, stream.most = GIB, GIB, 28 * GIB
+    stream.residency.narrow, stream.residency.whole, stream.residency.most = GIB, GIB, 28 * GIB
     model.model.fusestream_reckoning.asked.extend((int(batch * GIB), int(one * GIB)))
     monkeypatch.setattr(model, "_free", lambda _: free * GIB)
     monkeypatch.setattr(model, "loaded_size", lambda: 0)
@@ -300,25 +300,25 @@ def failing(model: Any, monkeypatch: pytest.MonkeyPatch, times: int) -> list[int
 
 def test_a_step_runs_again_with_what_was_left_to_others(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     want = sample(model)
-    held = model.stream.held
+    held = model.stream.residency.held
     failed = failing(model, monkeypatch, 1)
     assert torch.equal(sample(model), want)
-    assert len(failed) == 1 and model.stream.held == held > model.stream.least
+    assert len(failed) == 1 and model.stream.residency.held == held > model.stream.residency.least
 
 
 def test_a_step_runs_a_last_time_with_the_window_alone(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     want = sample(model)
-    assert model.stream.held > model.stream.least
+    assert model.stream.residency.held > model.stream.residency.least
     failed = failing(model, monkeypatch, 2)
     assert torch.equal(sample(model), want)
-    assert len(failed) == 2 and model.stream.held == model.stream.least
+    assert len(failed) == 2 and model.stream.residency.held == model.stream.residency.least
 
 
 def test_a_step_runs_once_more_with_blocks_in_parts(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     want, stream = sample(model), model.stream
     failed = failing(model, monkeypatch, 3)
     assert torch.equal(sample(model), want)
-    assert len(failed) == 3 and stream.held == stream.narrow < stream.whole
+    assert len(failed) == 3 and stream.residency.held == stream.residency.narrow < stream.residency.whole
 
 
 def test_prompts_that_never_fit_together_are_computed_apart(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,7 +119,7 @@ def test_of_a_streamed_run(streamed: Any) -> None:
     assert found.sampling.spent >= 2 * found.sampling.seconds > 0
     assert "the last sampling: 3 steps, " in report.as_text(found)
     assert found.streams and found.passes == 3 and next(layer.name for layer in found.layers) == "blocks.0.self_attn"
-    plan = streamed.stream.pager.plan
+    plan = streamed.stream.residency.pager.plan
     assert [layer.resident for layer in found.layers] == [i in plan.resident for i in range(len(found.layers))]
     assert all(layer.use > 0 for layer in found.layers) and found.pass_seconds > 0
     assert {stretch.kind for stretch in found.timeline} >= {"use", "copy"}
@@ -185,7 +185,10 @@ def test_branches_of_one_stream_have_their_own_passes(path: str) -> None:
     found = [report.gather(one) for one in (model, other, unused)]
     assert [one.passes for one in found] == [4, 5, 0] and not any(one.gaps for one in found)
     assert found[2].timeline == () and "Nothing has run yet" in found[2].advice[0]
-    entries, order = model.stream.ledger.entries, {layer.name: i for i, layer in enumerate(model.stream.layers)}
+    entries, order = (
+        model.stream.residency.ledger.entries,
+        {layer.name: i for i, layer in enumerate(model.stream.layers)},
+    )
     whole = passes.cut(entries, order)
     assert len(whole) == 9
 

@@ -59,7 +59,7 @@ def stocks(folder: Path) -> Any:
 @pytest.fixture(scope="module")
 def streamed(folder: Path) -> Any:
     model = load_streamed_diffusion_model(str(checkpoints.write("wan_t2v", folder)))
-    model.stream.ceiling = model.stream.least
+    model.stream.residency.ceiling = model.stream.residency.least
     return model
 
 

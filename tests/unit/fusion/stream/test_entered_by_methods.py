@@ -95,9 +95,9 @@ def as_animate2(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stock, "WanModel", WanAnimate2Model)
 
 
-def streamed(path: Path, ceiling: Callable[[Any], int] = lambda stream: stream.least) -> Any:
+def streamed(path: Path, ceiling: Callable[[Any], int] = lambda stream: stream.residency.least) -> Any:
     model = load_streamed_diffusion_model(str(path))
-    model.stream.ceiling = ceiling(model.stream)
+    model.stream.residency.ceiling = ceiling(model.stream)
     return model
 
 
@@ -113,7 +113,9 @@ def test_the_latents_are_stocks(as_animate2: None, studio: Studio, scenes: dict[
     ours, theirs = streamed(path), comfy.sd.load_diffusion_model(str(path))
     assert isinstance(ours.model.diffusion_model, WanAnimate2Model)
     assert torch.equal(sample(ours, scenes["wan_t2v"]), sample(theirs, scenes["wan_t2v"]))
-    assert len(ours.stream.pager.plan.streamed) > ours.stream.pager.plan.slots, "otherwise nothing was streamed"
+    assert len(ours.stream.residency.pager.plan.streamed) > ours.stream.residency.pager.plan.slots, (
+        "otherwise nothing was streamed"
+    )
     ours, theirs = with_lora(ours, studio.folder), with_lora(theirs, studio.folder)
     wanted = sample(theirs, scenes["wan_t2v"])
     got = sample(ours, scenes["wan_t2v"])
@@ -178,7 +180,7 @@ def test_a_block_that_is_paged_in_parts_comes_whole(
     """Such a method may look for weights in any of its parts, past the modules that they are called by."""
     adds_a_method(monkeypatch, lambda self, x: self.self_attn.k(x) + self.cross_attn.k(x))
     path = checkpoints.write("wan_t2v", studio.folder, "fp16")
-    ours = streamed(path, lambda stream: stream.whole)
+    ours = streamed(path, lambda stream: stream.residency.whole)
     wanted = sample(ours, scenes["wan_t2v"])
     assert ours.stream.is_in_parts
     x = torch.randn(1, 4, 256)

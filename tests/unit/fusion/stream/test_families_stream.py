@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread", "small_one
 def least(model: Any) -> Any:
     """The same model, streamed through the smallest window there is."""
     patcher = getattr(model, "patcher", model)
-    patcher.stream.ceiling = patcher.stream.least
+    patcher.stream.residency.ceiling = patcher.stream.residency.least
     return model
 
 
@@ -78,8 +78,10 @@ def test_the_latents_are_stocks_with_a_lora_and_without(
         assert same(sample(ours, scene), plain)
 
     stream = ours.stream
-    assert stream.ledger.peak("VRAM") <= stream.ceiling
-    assert len(stream.pager.plan.streamed) > stream.pager.plan.slots, "otherwise nothing was streamed"
+    assert stream.residency.ledger.peak("VRAM") <= stream.residency.ceiling
+    assert len(stream.residency.pager.plan.streamed) > stream.residency.pager.plan.slots, (
+        "otherwise nothing was streamed"
+    )
     held = dict(ours.model.diffusion_model.named_parameters())
     large = sum(one.nbytes for one in held.values() if one.ndim > 1)
     assert sum(one.nbytes for one in held.values() if one.is_meta) > 0.4 * large, "both ends of these are never small"
@@ -106,7 +108,7 @@ def test_blocks_stream_in_the_order_in_which_they_run(families_folder: Path, kin
     sample(ours, inputs(kind))
     stream = ours.stream
     names = [layer.name for layer in stream.layers]
-    uses = [entry.layer for entry in stream.ledger.entries if entry.kind == "use"]
+    uses = [entry.layer for entry in stream.residency.ledger.entries if entry.kind == "use"]
     assert uses[-len(names) :] == names
 
 
@@ -207,8 +209,10 @@ def test_the_encoding_is_stocks_with_a_lora_and_without(families_folder: Path, n
         assert all(torch.equal(*pair) for pair in zip(encode(ours, prompt), wanted, strict=True))
     stream = ours.patcher.stream
     assert len(stream.layers) == ENCODERS[name][-1]
-    assert stream.ledger.peak("VRAM") <= stream.ceiling
-    assert len(stream.pager.plan.streamed) > stream.pager.plan.slots, "otherwise nothing was streamed"
+    assert stream.residency.ledger.peak("VRAM") <= stream.residency.ceiling
+    assert len(stream.residency.pager.plan.streamed) > stream.residency.pager.plan.slots, (
+        "otherwise nothing was streamed"
+    )
 
     lora = lora_for(stock.patcher)
     for key in [key for key in lora if any(left.key.startswith(key.split(".lora_")[0]) for left in stream.left)]:

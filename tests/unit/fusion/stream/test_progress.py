@@ -154,8 +154,8 @@ def test_a_pass_in_the_middle_goes_on_from_there(studio: Studio, scenes: dict[st
     def unload_before_the_second_step(executor: Any, x: torch.Tensor, t: Any, *args: Any, **kwargs: Any) -> Any:
         calls.append(1)
         if len(bars) and bars[-1] == (1, STEPS):
-            model.stream.unload()
-            model.stream.load(model.load_device, model.stream.least)
+            model.stream.residency.unload()
+            model.stream.residency.load(model.load_device, model.stream.residency.least)
         return executor(x, t, *args, **kwargs)
 
     model.wrappers["apply_model"] = {"test": [unload_before_the_second_step], **model.wrappers["apply_model"]}

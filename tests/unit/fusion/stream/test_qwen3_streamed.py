@@ -81,7 +81,7 @@ def load(path: Path, use: str, **policy: Any) -> Any:
     kind, options, _ = USES[use]
     of = fusion.KernelPolicy.of(**policy)
     clip = load_streamed_text_encoder(str(path), [], policy=of, kind=kind, options=options(path))
-    clip.patcher.stream.ceiling = clip.patcher.stream.least
+    clip.patcher.stream.residency.ceiling = clip.patcher.stream.residency.least
     return clip
 
 
@@ -101,7 +101,7 @@ def near(got: torch.Tensor, wanted: torch.Tensor, allowed: float = ALLOWED["prec
 
 def brought(stream: Any) -> set[str]:
     """The layers that the pager had anything to do with."""
-    return {entry.layer for entry in stream.ledger.entries}
+    return {entry.layer for entry in stream.residency.ledger.entries}
 
 
 @pytest.mark.usefixtures("here")
@@ -115,7 +115,7 @@ def test_the_encoding_is_stocks(folder: Path, storage: str, use: str, precision:
     near(got, wanted, 1e-3 if storage == "fp32" else ALLOWED[precision])
     assert torch.equal(encode(ours), got), "and the same again"
     stream = ours.patcher.stream
-    assert stream.family == "Qwen3" and stream.ledger.peak("VRAM") <= stream.least
+    assert stream.family == "Qwen3" and stream.residency.ledger.peak("VRAM") <= stream.residency.least
     assert [paged.key for paged in stream.left] == ["qwen3_4b.transformer.model.embed_tokens.weight"]
 
 
@@ -127,7 +127,7 @@ def test_layers_that_nothing_reads_are_not_brought(folder: Path, use: str, windo
     clip, count = load(path, use), USES[use][2]
     stream = clip.patcher.stream
     if window == "all":
-        stream.ceiling = None
+        stream.residency.ceiling = None
     wanted = {f"model.layers.{i}" for i in range(count)}
     assert {layer.name for layer in stream.layers} == wanted, "and they take no part in what it wants of the card"
     for _ in range(3):
@@ -136,7 +136,7 @@ def test_layers_that_nothing_reads_are_not_brought(folder: Path, use: str, windo
     assert brought(stream) == wanted
     if window == "all":
         file = {layer.name: layer.stored_bytes for layer in stream.layers}
-        copied = sum(entry.nbytes for entry in stream.ledger.entries if entry.kind == "copy")
+        copied = sum(entry.nbytes for entry in stream.residency.ledger.entries if entry.kind == "copy")
         assert copied == sum(file.values()), "each once"
 
 

@@ -68,10 +68,10 @@ def test_parts_are_the_same_to_the_bit(folder: Path, kind: str, policy: KernelPo
     want = sample(make(whole), scene)
     assert not whole.stream.is_in_parts
     parts = load(path, policy)
-    parts.stream.ceiling = parts.stream.narrow
-    assert parts.stream.narrow < 0.75 * parts.stream.whole
+    parts.stream.residency.ceiling = parts.stream.residency.narrow
+    assert parts.stream.residency.narrow < 0.75 * parts.stream.residency.whole
     assert torch.equal(sample(make(parts), scene), want)
-    assert parts.stream.is_in_parts and parts.stream.ledger.peak("VRAM") <= parts.stream.narrow
+    assert parts.stream.is_in_parts and parts.stream.residency.ledger.peak("VRAM") <= parts.stream.residency.narrow
     assert not [refusal for refusal in LEDGER.refusals if refusal.op.endswith("block")]
 
 
@@ -80,7 +80,7 @@ def test_each_block_has_as_many(folder: Path, kind: str) -> None:
     """Together they have what the block has, each of it once."""
     model = load(checkpoints.write(kind, folder, "fp16"))
     stream = model.stream
-    whole, parts = stream.grains
+    whole, parts = stream.residency.segmentations
     blocks = [block.name.rpartition(".")[0] for block in whole.blocks]
     counts = [PARTS[kind].get(name.rpartition(".")[2], 1) for name in blocks]
     assert len(parts.blocks) == sum(counts) and max(counts) > 1
@@ -92,13 +92,20 @@ def test_they_are_taken_apart_where_more_stays_so(folder: Path) -> None:
     """And not where half of it stays anyway."""
     model = load(checkpoints.write("flux1", folder, "fp16"))
     stream = model.stream
-    whole, parts = stream.grains
-    for budget in range(stream.narrow, stream.most + (1 << 20), (stream.most - stream.narrow) // 20):
-        found = segments.chosen(stream.grains, stream.device, budget)
-        by_whole, by_parts = (one.passing(stream.device, budget) for one in (whole, parts))
+    whole, parts = stream.residency.segmentations
+    for budget in range(
+        stream.residency.narrow,
+        stream.residency.most + (1 << 20),
+        (stream.residency.most - stream.residency.narrow) // 20,
+    ):
+        found = segments.chosen(stream.residency.segmentations, stream.residency.device, budget)
+        by_whole, by_parts = (one.passing(stream.residency.device, budget) for one in (whole, parts))
         assert by_parts is not None
-        most = by_whole is not None and by_whole > segments.MOST * whole.bounds(stream.device)[1]
+        most = by_whole is not None and by_whole > segments.MOST * whole.bounds(stream.residency.device)[1]
         pays = by_whole is None or (most and by_parts < (1 - segments.WORTH_IT) * by_whole)
         assert found is (parts if pays else whole)
-    assert segments.chosen(stream.grains, stream.device, stream.narrow) is parts
-    assert segments.chosen(stream.grains, stream.device, stream.most + (1 << 20)) is whole
+    assert segments.chosen(stream.residency.segmentations, stream.residency.device, stream.residency.narrow) is parts
+    assert (
+        segments.chosen(stream.residency.segmentations, stream.residency.device, stream.residency.most + (1 << 20))
+        is whole
+    )

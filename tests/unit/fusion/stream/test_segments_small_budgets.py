@@ -55,13 +55,13 @@ def expected(path: str, scenes: dict[str, Scene]) -> torch.Tensor:
 
 def in_parts(model: Any) -> Any:
     """The same model, with room for its blocks' parts alone."""
-    model.stream.ceiling = model.stream.narrow
+    model.stream.residency.ceiling = model.stream.residency.narrow
     return model
 
 
 def allow(model: Any, ceiling: int | None) -> None:
     """Another ceiling for a model that is loaded."""
-    model.stream.ceiling = ceiling
+    model.stream.residency.ceiling = ceiling
     vram_pool.pool_of(CPU)._measure()
 
 
@@ -93,12 +93,12 @@ def test_parts_are_the_same_to_the_bit(
     want = sample(load(path, policy), scenes[kind])
     model = in_parts(load(path, policy))
     stream = model.stream
-    assert stream.narrow < 0.5 * stream.whole
+    assert stream.residency.narrow < 0.5 * stream.residency.whole
     assert torch.equal(sample(model, scenes[kind]), want)
     assert handed_back() == set() and stream.is_in_parts
     told = report.gather(model)
     assert "Its blocks stream in parts" in told.state and told.passes == 2 and len(told.layers) == len(stream.layers)
-    assert stream.ledger.peak("VRAM") <= stream.narrow
+    assert stream.residency.ledger.peak("VRAM") <= stream.residency.narrow
 
 
 @pytest.mark.parametrize("storage", ["fp16", "fp8_scaled"])
@@ -115,7 +115,7 @@ def test_a_part_for_each_door(path: str) -> None:
     """A block and its parts have the same weights, each once, and the ones that lie together stay so."""
     model = load(path)
     stream = model.stream
-    whole, parts = stream.grains[:2]
+    whole, parts = stream.residency.segmentations[:2]
     names = [part.name.rpartition(".")[2] for part in parts.blocks]
     assert names == ["self_attn", "cross_attn", "ffn"] * len(whole.blocks)
     assert parts.called == len(parts.blocks) == 3 * whole.called
@@ -129,13 +129,13 @@ def test_it_is_the_budget_that_takes_blocks_apart(path: str, scene: Scene, expec
     """Where a window of whole blocks does not fit, what it leaves is for residents; while it is loaded it stays so."""
     model = load(path)
     stream = model.stream
-    stream.ceiling = stream.whole - 1
+    stream.residency.ceiling = stream.residency.whole - 1
     assert torch.equal(sample(model, scene), expected)
-    pager = stream.pager
-    assert stream.is_in_parts and pager.plan.resident and stream.held <= stream.ceiling
+    pager = stream.residency.pager
+    assert stream.is_in_parts and pager.plan.resident and stream.residency.held <= stream.residency.ceiling
     allow(model, None)
     assert torch.equal(sample(model, scene), expected)
-    assert stream.pager is pager and len(pager.plan.resident) == len(stream.layers), "nothing came anew"
+    assert stream.residency.pager is pager and len(pager.plan.resident) == len(stream.layers), "nothing came anew"
     mm.unload_all_models()
     assert torch.equal(sample(model, scene), expected) and not stream.is_in_parts
 
@@ -144,10 +144,13 @@ def test_patches_go_along_when_blocks_are_taken_apart(studio: Studio, path: str,
     """As in a step that runs out of VRAM: nobody sets them anew."""
     want = sample(with_loras(load(path), studio, "lora_ab"), scene)
     model = with_loras(load(path), studio, "lora_ab")
-    model.stream.ceiling = None
+    model.stream.residency.ceiling = None
 
     def take_apart(i: int, *_: Any) -> None:
-        assert bool(model.stream.keep_parts()) is (i == 0) and model.stream.held == model.stream.narrow
+        assert (
+            bool(model.stream.residency.keep_parts()) is (i == 0)
+            and model.stream.residency.held == model.stream.residency.narrow
+        )
 
     latent = scene.latent["samples"]
     run = ("euler", "simple", scene.positive, scene.negative, latent)
@@ -170,7 +173,7 @@ def test_interrupted_in_any_part_and_run_again(path: str, scene: Scene, expected
     with pytest.raises(mm.InterruptProcessingException):
         sample(model, scene)
     stream.watcher = None
-    assert not stream._in_use and seen == list(range(after))
+    assert not stream.residency.in_use and seen == list(range(after))
     assert all(tensor.is_meta for name, tensor in model.model.named_parameters() if name in stream.keys)
     assert torch.equal(sample(model, scene), expected)
 
@@ -202,7 +205,7 @@ def test_a_block_that_another_node_took_over_is_whole(path: str, scene: Scene, e
     allow(model, None)
     model.add_object_patch("diffusion_model.blocks.2.forward", reaches_in(block, calls))
     assert torch.equal(sample(model, scene), expected)
-    assert calls and len(stream.grains) == 1 and stream.narrow == stream.whole
+    assert calls and len(stream.residency.segmentations) == 1 and stream.residency.narrow == stream.residency.whole
 
 
 # ---------------------------------------------------------------------------------------------------------- small pieces
@@ -250,10 +253,10 @@ def test_novram_leaves_nothing_but_the_narrowest_window(
 ) -> None:
     """Stock then gives a tenth of a byte."""
     model = load(path)
-    model.stream.ceiling = None
+    model.stream.residency.ceiling = None
     monkeypatch.setattr(mm, "vram_state", mm.VRAMState.NO_VRAM)
     model.partially_load(CPU, 0.1)
-    assert model.stream.held == model.stream.narrow < model.stream.whole
+    assert model.stream.residency.held == model.stream.residency.narrow < model.stream.residency.whole
     assert mm.text_encoder_device() == CPU
     monkeypatch.undo()
     assert torch.equal(sample(model, scene), expected)

@@ -26,7 +26,7 @@ from fusestream.fusion import KernelPolicy, report
 from fusestream.fusion.estimate import fit
 from fusestream.fusion.families.wan import block as wan
 from fusestream.fusion.stream import segments, text_kv, vram_pool
-from fusestream.fusion.stream.text_kv import Texts, room_for
+from fusestream.fusion.stream.text_kv import TextKV, room_for
 from fusestream.kernels_cuda import LEDGER
 from fusestream.memory import read_header
 
@@ -74,7 +74,7 @@ def sample(
 def plain(folder: Path, kind: str = "wan_t2v", storage: str = "fp16", policy: KernelPolicy = OURS) -> Any:
     """A model that keeps nothing."""
     model = load(checkpoints.write(kind, folder, storage), policy)
-    model.stream.grains = model.stream._plain
+    model.stream.residency.segmentations = model.stream.residency.plain
     return model
 
 
@@ -84,9 +84,9 @@ def keeping(folder: Path, kind: str = "wan_t2v", storage: str = "fp16", policy: 
 
 
 def roomy(model: Any) -> Any:
-    twin = model.stream.grains[-1]
-    assert twin.of is not None
-    model.stream.ceiling = twin.bounds(CPU)[0] + twin.kept
+    twin = model.stream.residency.segmentations[-1]
+    assert twin.base is not None
+    model.stream.residency.ceiling = twin.bounds(CPU)[0] + twin.text_bytes
     return model
 
 
@@ -98,7 +98,7 @@ def with_lora(model: Any, folder: Path, kind: str = "lora_ab", strength: float =
 def copied(model: Any, calls: int = 1) -> tuple[int, int]:
     """How often layers came since the last time, of texts and others; a call's share."""
     names = {layer.name for layer in model.stream.layers if layer.rare}
-    entries = [entry.layer for entry in model.stream.ledger.entries if entry.kind == "copy"]
+    entries = [entry.layer for entry in model.stream.residency.ledger.entries if entry.kind == "copy"]
     before = getattr(model, "copied_before", 0)
     model.copied_before = len(entries)
     of_texts = sum(name in names for name in entries[before:])
@@ -111,18 +111,18 @@ def copied(model: Any, calls: int = 1) -> tuple[int, int]:
 @pytest.mark.parametrize("kind", ["wan_t2v", "wan_i2v", "wan_vace"])
 def test_the_same_to_the_bit_with_fewer_bytes(folder: Path, kind: str) -> None:
     ours, theirs = keeping(folder, kind), plain(folder, kind)
-    theirs.stream.ceiling = ours.stream.ceiling
+    theirs.stream.residency.ceiling = ours.stream.residency.ceiling
     want = sample(theirs)
-    was = theirs.stream.pager.plan.bytes_per_pass
+    was = theirs.stream.residency.pager.plan.bytes_per_pass
     assert torch.equal(sample(ours), want) and handed_back() == set()
     stream = ours.stream
     rare = [layer for layer in stream.layers if layer.rare]
-    assert stream.grain.of is not None and len(rare) == len(stream.grains[0].blocks)
-    passing, own = stream.pager.plan.bytes_per_pass, sum(layer.nbytes for layer in rare)
+    assert stream.residency.segmentation.base is not None and len(rare) == len(stream.residency.segmentations[0].blocks)
+    passing, own = stream.residency.pager.plan.bytes_per_pass, sum(layer.nbytes for layer in rare)
     assert own > 0.1 * was and passing < was - 0.8 * own
-    ahead = len(stream.pager._ring)
+    ahead = len(stream.residency.pager._ring)
     assert len(rare) <= copied(ours)[0] <= len(rare) + ahead, "once, and the last one's next"
-    assert stream.texts.came == 1 and stream.texts.spared == STEPS - 1
+    assert stream.residency.texts.came == 1 and stream.residency.texts.spared == STEPS - 1
     assert torch.equal(sample(ours), want)
     assert copied(ours)[0] == 0, "nor for another sampling of the same text"
 
@@ -131,7 +131,7 @@ def test_the_same_to_the_bit_with_fewer_bytes(folder: Path, kind: str) -> None:
 def test_of_every_storage(folder: Path, storage: str) -> None:
     ours = keeping(folder, storage=storage)
     assert torch.equal(sample(ours, cfg=3.0), sample(plain(folder, storage=storage), cfg=3.0))
-    assert ours.stream.texts.spared == STEPS - 1
+    assert ours.stream.residency.texts.spared == STEPS - 1
 
 
 @pytest.mark.parametrize("precision", ["precise", "turbo"])
@@ -140,9 +140,9 @@ def test_of_8_bit_numbers(folder: Path, precision: str) -> None:
     path, _ = int8_files.write(checkpoints.write("wan_t2v", folder, "fp16"), folder, "convrot")
     policy = KernelPolicy.of("auto", precision=precision)
     ours, theirs = roomy(load(path, policy)), load(path, policy)
-    theirs.stream.grains = theirs.stream._plain
+    theirs.stream.residency.segmentations = theirs.stream.residency.plain
     want = sample(theirs, cfg=3.0)
-    assert torch.equal(sample(ours, cfg=3.0), want) and ours.stream.texts.spared == STEPS - 1
+    assert torch.equal(sample(ours, cfg=3.0), want) and ours.stream.residency.texts.spared == STEPS - 1
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q6_K"])
@@ -152,10 +152,12 @@ def test_of_packed_numbers(folder: Path, kind: str) -> None:
         folder / f"{kind}.gguf", load_file(original), kind, metadata=dict(read_header(original).metadata)
     )
     ours, theirs = roomy(load(path)), load(path)
-    theirs.stream.grains = theirs.stream._plain
+    theirs.stream.residency.segmentations = theirs.stream.residency.plain
     want = sample(with_lora(theirs, folder), cfg=3.0)
     assert want.isfinite().all()
-    assert torch.equal(sample(with_lora(ours, folder), cfg=3.0), want) and ours.stream.texts.spared == STEPS - 1
+    assert (
+        torch.equal(sample(with_lora(ours, folder), cfg=3.0), want) and ours.stream.residency.texts.spared == STEPS - 1
+    )
 
 
 @pytest.mark.parametrize("keys", [["diffusion_model"], [f"diffusion_model.blocks.{i}" for i in range(4)]])
@@ -163,7 +165,7 @@ def test_torch_compile_goes_around_it(folder: Path, keys: list[str]) -> None:
     ours, want = keeping(folder), sample(plain(folder))
     compiled = ours.clone()
     set_torch_compile_wrapper(compiled, backend="eager", keys=keys)
-    assert torch.equal(sample(compiled), want) and ours.stream.texts.spared == STEPS - 1
+    assert torch.equal(sample(compiled), want) and ours.stream.residency.texts.spared == STEPS - 1
     assert torch.equal(sample(ours), want)
     torch._dynamo.reset()
 
@@ -181,17 +183,24 @@ def test_another_nodes_attention_may_write_to_what_it_is_given(folder: Path) -> 
         return model
 
     ours, want = keeping(folder), sample(written_to(plain(folder)))
-    assert torch.equal(sample(written_to(ours)), want) and ours.stream.texts.spared == STEPS - 1
+    assert torch.equal(sample(written_to(ours)), want) and ours.stream.residency.texts.spared == STEPS - 1
 
 
 def test_whole_blocks_too(folder: Path) -> None:
     ours = keeping(folder)
     stream = ours.stream
-    stream.grains = (stream.grains[0], next(one for one in stream.grains if one.of is stream.grains[0]))
-    stream._bound()
-    stream.ceiling = stream.narrow
+    stream.residency.segmentations = (
+        stream.residency.segmentations[0],
+        next(one for one in stream.residency.segmentations if one.base is stream.residency.segmentations[0]),
+    )
+    stream.residency._measure()
+    stream.residency.ceiling = stream.residency.narrow
     assert torch.equal(sample(ours), sample(plain(folder)))
-    assert not stream.is_in_parts and stream.grain.of is not None and stream.texts.spared == STEPS - 1
+    assert (
+        not stream.is_in_parts
+        and stream.residency.segmentation.base is not None
+        and stream.residency.texts.spared == STEPS - 1
+    )
 
 
 def test_it_holds_what_it_may_and_gives_all_back(folder: Path) -> None:
@@ -199,12 +208,27 @@ def test_it_holds_what_it_may_and_gives_all_back(folder: Path) -> None:
     stream = ours.stream
     sample(ours)
     budget = vram_pool.pool_of(CPU).budget
-    assert stream.texts.nbytes == stream.grain.kept == stream.ledger.held("VRAM of texts")
-    assert stream.held == budget.taken == stream.pager.held_bytes + stream.texts.nbytes <= stream.ceiling
-    assert ours.loaded_size() == stream.held + ours._rest_size()
+    assert (
+        stream.residency.texts.nbytes
+        == stream.residency.segmentation.text_bytes
+        == stream.residency.ledger.held("VRAM of texts")
+    )
+    assert (
+        stream.residency.held
+        == budget.taken
+        == stream.residency.pager.held_bytes + stream.residency.texts.nbytes
+        <= stream.residency.ceiling
+    )
+    assert ours.loaded_size() == stream.residency.held + ours._rest_size()
     mm.unload_all_models()
-    assert stream.held == budget.taken == stream.texts.nbytes == stream.ledger.held("VRAM of texts") == 0
-    assert not stream.texts.known
+    assert (
+        stream.residency.held
+        == budget.taken
+        == stream.residency.texts.nbytes
+        == stream.residency.ledger.held("VRAM of texts")
+        == 0
+    )
+    assert not stream.residency.texts.known
 
 
 def test_it_is_told(folder: Path) -> None:
@@ -213,7 +237,9 @@ def test_it_is_told(folder: Path) -> None:
     told = report.gather(ours)
     assert f"{STEPS - 1} of {STEPS} calls did without the weights that make them" in told.state and not told.gaps
     assert told.passes == STEPS and told.streamed_bytes == sum(
-        layer.stored_bytes for i, layer in enumerate(ours.stream.layers) if i in ours.stream.pager.plan.streamed
+        layer.stored_bytes
+        for i, layer in enumerate(ours.stream.layers)
+        if i in ours.stream.residency.pager.plan.streamed
     )
     assert "VRAM for texts" in {memory.name for memory in told.memories}
 
@@ -223,8 +249,8 @@ def test_the_estimate_reckons_so(folder: Path) -> None:
     shape = [1, ours.model.latent_format.latent_channels, 2, 8, 8]
     found = fit.fit_of(ours, shape, 1)
     sample(ours)
-    assert found.kept == ours.stream.texts.nbytes and found.held == ours.stream.pager.plan.footprint
-    assert found.passes == len(ours.stream.pager.plan.streamed)
+    assert found.kept == ours.stream.residency.texts.nbytes and found.held == ours.stream.residency.pager.plan.footprint
+    assert found.passes == len(ours.stream.residency.pager.plan.streamed)
 
 
 # ------------------------------------------------------------------------------------------------------------- when not
@@ -233,59 +259,67 @@ def test_the_estimate_reckons_so(folder: Path) -> None:
 def test_it_is_the_budget_that_decides(folder: Path) -> None:
     model = keeping(folder)
     stream = model.stream
-    for budget in range(stream.narrow, stream.most + (1 << 20), (stream.most - stream.narrow) // 20):
-        found = segments.chosen(stream.grains, CPU, budget)
-        best = segments.chosen(stream._plain, CPU, budget)
-        twin = next(one for one in stream.grains if one.of is best)
+    for budget in range(
+        stream.residency.narrow,
+        stream.residency.most + (1 << 20),
+        (stream.residency.most - stream.residency.narrow) // 20,
+    ):
+        found = segments.chosen(stream.residency.segmentations, CPU, budget)
+        best = segments.chosen(stream.residency.plain, CPU, budget)
+        twin = next(one for one in stream.residency.segmentations if one.base is best)
         less, most = twin.passing(CPU, budget), best.passing(CPU, budget)
         assert most is not None
         assert found is (twin if less is not None and less < (1 - segments.WORTH_IT) * most else best)
-    assert segments.chosen(stream.grains, CPU, stream.narrow).of is None
-    assert segments.chosen(stream.grains, CPU, stream.most).of is None
+    assert segments.chosen(stream.residency.segmentations, CPU, stream.residency.narrow).base is None
+    assert segments.chosen(stream.residency.segmentations, CPU, stream.residency.most).base is None
 
 
 def test_where_all_stays_nothing_is_kept(folder: Path) -> None:
     ours = keeping(folder)
-    ours.stream.ceiling = None
+    ours.stream.residency.ceiling = None
     want = sample(plain(folder))
     assert torch.equal(sample(ours), want)
     assert (
-        ours.stream.grain.of is None and ours.stream.settled().generation is not None and not ours.stream.texts.nbytes
+        ours.stream.residency.segmentation.base is None
+        and ours.stream.settled().generation is not None
+        and not ours.stream.residency.texts.nbytes
     )
 
 
 def test_where_all_may_stay_later_it_does(folder: Path) -> None:
     ours = keeping(folder)
     want = sample(ours)
-    ours.stream.ceiling = None
+    ours.stream.residency.ceiling = None
     vram_pool.pool_of(CPU)._measure()
     assert torch.equal(sample(ours), want)
-    assert ours.stream.grain.of is None and not ours.stream.pager.plan.streamed
+    assert ours.stream.residency.segmentation.base is None and not ours.stream.residency.pager.plan.streamed
 
 
 @pytest.mark.parametrize("policy", [OFF, OURS], ids=["off", "in fp32"])
 def test_where_stock_computes_nothing_is(folder: Path, policy: KernelPolicy) -> None:
     dtype = torch.float16 if policy is OFF else torch.float32
     model = load(checkpoints.write("wan_t2v", folder, "fp16"), policy, dtype)
-    assert all(one.of is None for one in model.stream.grains)
+    assert all(one.base is None for one in model.stream.residency.segmentations)
 
 
 def test_no_room_and_all_is_computed_at_each_call(folder: Path) -> None:
     """As where a step runs out of VRAM. After a while it is paged as ever."""
     ours, want = keeping(folder), sample(plain(folder), steps=12)
     stream, kept = ours.stream, []
-    room = stream.grains[-1].kept
+    room = stream.residency.segmentations[-1].text_bytes
 
     def short(i: int, *_: Any) -> None:
         if i == 0:
-            kept.append((stream.texts.nbytes, stream.keep_window()))
-        kept.append(stream.texts.nbytes)
+            kept.append((stream.residency.texts.nbytes, stream.residency.keep_window()))
+        kept.append(stream.residency.texts.nbytes)
 
     assert torch.equal(sample(ours, steps=12, callback=short), want)
     assert kept[0] == (room, room) and not any(kept[1:])
-    assert stream.grain.of is None and all(one.of is None for one in stream.grains), "for nothing is gained"
+    assert stream.residency.segmentation.base is None and all(
+        one.base is None for one in stream.residency.segmentations
+    ), "for nothing is gained"
     assert torch.equal(sample(ours, steps=12), want)
-    assert "came for 8 calls in a row" in stream.ledger.summary()["notes"]["texts"]
+    assert "came for 8 calls in a row" in stream.residency.ledger.summary()["notes"]["texts"]
 
 
 def test_room_that_was_given_back_is_there_for_the_next_sampling(folder: Path) -> None:
@@ -294,12 +328,12 @@ def test_room_that_was_given_back_is_there_for_the_next_sampling(folder: Path) -
 
     def short(i: int, *_: Any) -> None:
         if i == 1:
-            stream.keep_window()
-        kept.append(stream.texts.nbytes)
+            stream.residency.keep_window()
+        kept.append(stream.residency.texts.nbytes)
 
     assert torch.equal(sample(ours, callback=short), want) and [bool(nbytes) for nbytes in kept] == [True] + 3 * [False]
-    assert torch.equal(sample(ours), want) and stream.texts.nbytes == stream.grain.kept
-    assert stream.held == vram_pool.pool_of(CPU).budget.taken <= stream.ceiling
+    assert torch.equal(sample(ours), want) and stream.residency.texts.nbytes == stream.residency.segmentation.text_bytes
+    assert stream.residency.held == vram_pool.pool_of(CPU).budget.taken <= stream.residency.ceiling
 
 
 # ------------------------------------------------------------------------------------------------- the backends for GPUs
@@ -317,19 +351,22 @@ def test_over_the_backends_for_gpus(folder: Path, backend: str, storage: str, mo
         ours = load(checkpoints.write("wan_t2v", folder, storage))
         backends.become(ours, backend)
         stream = ours.stream
-        twin = next(one for one in stream.grains if one.of is stream.grains[0])
-        stream.grains = (stream.grains[0], twin)
-        stream._bound()
-        stream.ceiling = max(stream.narrow, twin.bounds(CPU)[0] + twin.kept)
+        twin = next(one for one in stream.residency.segmentations if one.base is stream.residency.segmentations[0])
+        stream.residency.segmentations = (stream.residency.segmentations[0], twin)
+        stream.residency._measure()
+        stream.residency.ceiling = max(stream.residency.narrow, twin.bounds(CPU)[0] + twin.text_bytes)
         for want, model in ((bare, ours), (lora, with_lora(ours, folder)), (bare, ours)):
             assert torch.equal(sample(model), want)
-            assert stream.grain is twin and stream.ledger.peak("VRAM") + twin.kept <= stream.ceiling
-        assert (stream.texts.came, stream.texts.spared) == (3, 3 * STEPS - 3)
+            assert (
+                stream.residency.segmentation is twin
+                and stream.residency.ledger.peak("VRAM") + twin.text_bytes <= stream.residency.ceiling
+            )
+        assert (stream.residency.texts.came, stream.residency.texts.spared) == (3, 3 * STEPS - 3)
         with pytest.raises(mm.InterruptProcessingException):
             sample(ours, 2, callback=lambda *_: mm.interrupt_current_processing())
-        assert torch.equal(sample(ours, callback=lambda *_: stream.keep_window()), bare)
+        assert torch.equal(sample(ours, callback=lambda *_: stream.residency.keep_window()), bare)
         assert torch.equal(sample(ours, callback=lambda *_: mm.unload_all_models()), bare)
-        assert stream.held == 0 and torch.equal(sample(with_lora(ours, folder)), lora)
+        assert stream.residency.held == 0 and torch.equal(sample(with_lora(ours, folder)), lora)
 
 
 # ----------------------------------------------------------------------------------------------------- which text it is
@@ -339,18 +376,24 @@ def test_two_texts_take_turns(folder: Path) -> None:
     ours, theirs = keeping(folder), plain(folder)
     want, others = sample(theirs, cfg=3.0, apart=1), sample(theirs, 2, cfg=3.0, apart=1)
     assert torch.equal(sample(ours, cfg=3.0, apart=1), want)
-    assert len(ours.stream.texts.known) == 2 and (ours.stream.texts.came, ours.stream.texts.spared) == (
+    assert len(ours.stream.residency.texts.known) == 2 and (
+        ours.stream.residency.texts.came,
+        ours.stream.residency.texts.spared,
+    ) == (
         2,
         2 * STEPS - 2,
     )
     assert torch.equal(sample(ours, 2, cfg=3.0, apart=1), others), "another prompt, and the same to keep away from"
-    assert len(ours.stream.texts.known) == 2 and ours.stream.texts.came == 3
+    assert len(ours.stream.residency.texts.known) == 2 and ours.stream.residency.texts.came == 3
 
 
 def test_both_in_one_batch(folder: Path) -> None:
     ours, want = keeping(folder), sample(plain(folder), cfg=3.0)
     assert torch.equal(sample(ours, cfg=3.0), want)
-    assert len(ours.stream.texts.known) == 1 and (ours.stream.texts.came, ours.stream.texts.spared) == (1, STEPS - 1)
+    assert len(ours.stream.residency.texts.known) == 1 and (
+        ours.stream.residency.texts.came,
+        ours.stream.residency.texts.spared,
+    ) == (1, STEPS - 1)
 
 
 def test_more_texts_than_there_is_room_for(folder: Path) -> None:
@@ -360,8 +403,8 @@ def test_more_texts_than_there_is_room_for(folder: Path) -> None:
     for _ in range(2):
         for seed in range(4):
             assert torch.equal(sample(ours, seed), want[seed])
-    assert len(ours.stream.texts.known) == 2
-    assert torch.equal(sample(ours, 3), want[3]) and ours.stream.texts.came == 8
+    assert len(ours.stream.residency.texts.known) == 2
+    assert torch.equal(sample(ours, 3), want[3]) and ours.stream.residency.texts.came == 8
 
 
 def call_of(model: Any) -> Any:
@@ -395,7 +438,7 @@ def test_it_is_the_numbers_that_decide(folder: Path) -> None:
                 words[0, 3, 5] += 1
             with model.stream.one_pass():
                 latents.append(call(words, dict(model.model_options["transformer_options"])))
-            came.append(model.stream.texts.came)
+            came.append(model.stream.residency.texts.came)
         found.append((latents, came))
     (ours, came), (theirs, _) = found
     assert all(map(torch.equal, ours, theirs)) and not torch.equal(ours[1], ours[2])
@@ -432,8 +475,8 @@ def test_loras_come_and_go(folder: Path, kind: str, storage: str) -> None:
     assert not torch.equal(bare, want)
     for make, latent in ((None, bare), (kind, want), (None, bare)):
         assert torch.equal(sample(ours if make is None else with_lora(ours, folder, make)), latent)
-    assert ours.stream.grain.of is not None
-    assert ours.stream.texts.came == (1 if kind == "lora_diff" else 3), "that changes none of these weights"
+    assert ours.stream.residency.segmentation.base is not None
+    assert ours.stream.residency.texts.came == (1 if kind == "lora_diff" else 3), "that changes none of these weights"
 
 
 def test_another_lora_between_two_steps(folder: Path) -> None:
@@ -458,7 +501,7 @@ def test_another_policy_is_another_text(folder: Path) -> None:
         "auto", precision="fast" if OURS.precision == "precise" else "precise"
     )
     sample(turbo)
-    assert ours.stream.texts.came == 2
+    assert ours.stream.residency.texts.came == 2
     assert torch.equal(sample(ours), want)
 
 
@@ -495,7 +538,7 @@ def test_a_block_that_is_handed_back_finds_its_weights(folder: Path, part: str) 
     ours, theirs = keeping(folder), plain(folder)
     want = sample(replaced(theirs), steps=12)
     assert torch.equal(sample(replaced(ours), steps=12), want)
-    assert ours.stream.grain.of is None, "since its weights came at each step"
+    assert ours.stream.residency.segmentation.base is None, "since its weights came at each step"
 
 
 def test_a_block_that_another_node_took_over_is_whole(folder: Path) -> None:
@@ -508,12 +551,12 @@ def test_a_block_that_another_node_took_over_is_whole(folder: Path) -> None:
         seen.append(block.cross_attn.k.weight.is_meta or block.ffn[0].weight.is_meta)
         return forward(block, *args, **kwargs)
 
-    ours.stream.ceiling = ours.stream.most - 1
+    ours.stream.residency.ceiling = ours.stream.residency.most - 1
     vram_pool.pool_of(CPU)._measure()
     model = ours.clone()
     model.add_object_patch("diffusion_model.blocks.2.forward", own)
     assert torch.equal(sample(model), want) and seen and not any(seen)
-    assert len(ours.stream.grains) == 1
+    assert len(ours.stream.residency.segmentations) == 1
 
 
 # -------------------------------------------------------------------------------------------------- in the middle of it
@@ -547,10 +590,10 @@ def test_within_the_first_step_or_the_second(folder: Path, deed: Any, call: int)
     else:
         with pytest.raises(mm.InterruptProcessingException):
             sample(model)
-    assert not stream._in_use and not stream._entered
+    assert not stream.residency.in_use and not stream._entered
     assert all(tensor.is_meta for name, tensor in ours.model.named_parameters() if name in stream.keys)
     assert torch.equal(sample(ours), want)
-    assert stream.grain.of is not None and stream.held <= stream.ceiling
+    assert stream.residency.segmentation.base is not None and stream.residency.held <= stream.residency.ceiling
     mm.unload_all_models()
     assert vram_pool.pool_of(CPU).budget.taken == 0
 
@@ -569,20 +612,20 @@ def test_an_interrupt_within_the_product(folder: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(wan, "products", broken)
     with pytest.raises(KeyboardInterrupt):
         sample(ours)
-    assert not ours.stream._in_use and not ours.stream._entered
+    assert not ours.stream.residency.in_use and not ours.stream._entered
     assert torch.equal(sample(ours), want)
 
 
 # ------------------------------------------------------------------------------------------------------------- the room
 
 
-def opened(nbytes: int, blocks: int = 2) -> Texts:
-    found = Texts()
+def opened(nbytes: int, blocks: int = 2) -> TextKV:
+    found = TextKV()
     found.open(torch.zeros(nbytes, dtype=torch.uint8), blocks)
     return found
 
 
-def kept(found: Texts, context: Tensor, key: str = "", call: object = None) -> Sequence[Tensor] | None:
+def kept(found: TextKV, context: Tensor, key: str = "", call: object = None) -> Sequence[Tensor] | None:
     """As a block does: what is there, or None where it had to be made."""
     known = found.of(context, key, call)
     assert known is not None

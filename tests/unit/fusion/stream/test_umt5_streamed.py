@@ -23,8 +23,7 @@ from fusestream.fusion.base.errors import NotStreamable, NotWhileStreaming, Wron
 from fusestream.fusion.families.t5 import encoder as t5
 from fusestream.fusion.load.text import load_streamed_text_encoder
 from fusestream.fusion.patcher.streaming_patcher import StreamingModelPatcher
-from fusestream.fusion.stream import segments, vram_pool
-from fusestream.fusion.stream import stream as streaming
+from fusestream.fusion.stream import residency, segments, vram_pool
 from fusestream.memory import FileChanged, Pager, RamBudget, bounds
 from fusestream.memory.backends.slots import SlotsBackend
 from fusestream.memory.host.host import Host
@@ -60,7 +59,7 @@ def load_stock(path: str, folders: list[str] | None = None) -> Any:
 def least(path: str, folders: list[str] | None = None, policy: Any = None) -> Any:
     """The encoder streamed through the smallest window there is."""
     clip = load_streamed_text_encoder(path, folders or [], policy=policy or fusion.KernelPolicy.of("off"))
-    clip.patcher.stream.ceiling = clip.patcher.stream.least
+    clip.patcher.stream.residency.ceiling = clip.patcher.stream.residency.least
     return clip
 
 
@@ -78,8 +77,10 @@ def test_the_encoding_is_stocks(folder: Path, storage: str) -> None:
     assert torch.equal(got, wanted) and got.std() > 0
     stream = clip.patcher.stream
     assert [layer.name for layer in stream.layers] == [f"encoder.block.{i}" for i in range(24)]
-    assert len(stream.pager.plan.streamed) > stream.pager.plan.slots, "otherwise nothing was streamed"
-    assert stream.ledger.peak("VRAM") <= stream.least
+    assert len(stream.residency.pager.plan.streamed) > stream.residency.pager.plan.slots, (
+        "otherwise nothing was streamed"
+    )
+    assert stream.residency.ledger.peak("VRAM") <= stream.residency.least
     tensors = dict(clip.cond_stage_model.named_parameters())
     assert all(getattr(tensors[key], "_qdata", tensors[key]).is_meta for key in stream.keys), "nothing stays behind"
     assert "umt5xxl.transformer.shared.weight" in stream.keys
@@ -109,7 +110,7 @@ def test_the_loader_streams_when_it_is_asked_to(path: str) -> None:
     for budget, ceiling in ((0.5, GIB // 2), (-1.0, None)):
         clip = fusion.load_text_encoder(path, [], policy, budget)
         assert isinstance(clip, comfy.sd.CLIP) and isinstance(clip.patcher, StreamingModelPatcher)
-        assert clip.patcher.stream.ceiling == ceiling and clip.patcher.is_clip
+        assert clip.patcher.stream.residency.ceiling == ceiling and clip.patcher.is_clip
         assert clip.cond_stage_model.umt5xxl.transformer.encoder.fusestream_policy is policy
         assert clip.patcher.hook_mode == comfy.hooks.EnumHookMode.MinVram
     factory, arguments = clip.patcher.cached_patcher_init
@@ -152,7 +153,7 @@ def test_clones_share_the_weights(path: str, stock: Any) -> None:
     assert clone.patcher.stream is clip.patcher.stream and clone.patcher.is_clip
     assert torch.equal(encode(clone), encode(stock))
     mm.unload_all_models()
-    assert clip.patcher.stream.held == 0 and clip.patcher.loaded_size() == 0
+    assert clip.patcher.stream.residency.held == 0 and clip.patcher.loaded_size() == 0
     assert torch.equal(encode(clip), encode(stock))
 
 
@@ -171,11 +172,11 @@ def test_what_is_about_to_run_keeps_its_window(path: str, stock: Any) -> None:
     clip = load_streamed_text_encoder(path, [], policy=fusion.KernelPolicy.of("off"))
     assert torch.equal(encode(clip), encode(stock))
     stream, device = clip.patcher.stream, clip.patcher.load_device
-    pager, whole = stream.pager, stream.held
+    pager, whole = stream.residency.pager, stream.residency.held
     assert clip.patcher.partially_load(device, -whole // 2) == 0
-    assert stream.least <= stream.held < whole
+    assert stream.residency.least <= stream.residency.held < whole
     assert clip.patcher.partially_load(device, -(10**12)) == 0
-    assert stream.pager is pager and stream.held == stream.least
+    assert stream.residency.pager is pager and stream.residency.held == stream.residency.least
     assert torch.equal(encode(clip), encode(stock))
 
 
@@ -219,7 +220,7 @@ def test_embeddings_by_name(folder: Path, path: str) -> None:
 
 def test_each_row_of_the_embedding_is_read_once(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     clip = least(path)
-    source, read = clip.patcher.stream._source, []
+    source, read = clip.patcher.stream.residency.source, []
     read_rows = source.read_rows
     monkeypatch.setattr(
         source,
@@ -270,7 +271,7 @@ def test_another_encoder_under_the_name_is_refused(tmp_path: Path, path: str) ->
     clip = least(str(own))
     encode(clip)
     content = bytearray(own.read_bytes())
-    content[clip.patcher.stream._source.extents["spiece_model"].end - 1] ^= 1
+    content[clip.patcher.stream.residency.source.extents["spiece_model"].end - 1] ^= 1
     own.write_bytes(content)
     os.utime(own, (1, 1))
     with pytest.raises(FileChanged, match="another model"):
@@ -294,7 +295,7 @@ def test_over_the_slots_of_a_gpu(folder: Path, stock: Any, path: str, monkeypatc
         host = Host(device, source, layers, RamBudget(64 << 20), ledger, "registered")
         return Pager(layers, budget, vram, SlotsBackend(device, layers, host, ledger), ledger)
 
-    monkeypatch.setattr(streaming, "open_pager", open_pager)
+    monkeypatch.setattr(residency, "open_pager", open_pager)
     monkeypatch.setattr(segments, "bounds", lambda layers, device: bounds(layers, "cuda"))
     clip = least(path)
     file = comfy.utils.load_torch_file(str(checkpoints.write(LORA, folder)))

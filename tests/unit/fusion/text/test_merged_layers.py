@@ -159,7 +159,7 @@ def test_minimax_musics_own_encoder_streams_as_stocks_computes(
     path = tmp_path / "music.safetensors"
     save_file(tensors, path)
     ours = load_streamed_text_encoder(str(path), [], kind="minimax")
-    ours.patcher.stream.ceiling = ours.patcher.stream.least
+    ours.patcher.stream.residency.ceiling = ours.patcher.stream.residency.least
     theirs = comfy.sd.load_clip([str(path)], clip_type=comfy.sd.CLIPType.MINIMAX)
     found = [
         clip.encode_from_tokens(clip.tokenize("a song", lyrics="a fox", seed=1, max_audio_frames=2))

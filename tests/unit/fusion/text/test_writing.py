@@ -174,7 +174,7 @@ def test_the_words_of_a_packed_file_stay_packed(
     [table] = [layer for layer in stream.layers if layer.name.endswith("embed_tokens")]
     assert table.nbytes == -(-table.stored_bytes // 256) * 256
     [key] = [key for key in stock.patcher.model_state_dict() if key.endswith("embed_tokens.weight")]
-    rows, width = stream.weight(key).shape
+    rows, width = stream.in_file.weight(key).shape
     generator = torch.Generator().manual_seed(3)
     up, down = torch.randn(rows, 2, generator=generator), torch.randn(2, width, generator=generator)
     for clip in (ours, stock):
@@ -211,9 +211,9 @@ def test_through_the_smallest_window(folder: Path) -> None:
     path = checkpoints.write("qwen3_vl", folder)
     clip = load(path)
     stream = clip.patcher.stream
-    stream.ceiling = stream.least
+    stream.residency.ceiling = stream.residency.least
     assert write(clip) == write(stocks(path))
-    assert stream.ledger.peak("VRAM") <= stream.least
+    assert stream.residency.ledger.peak("VRAM") <= stream.residency.least
 
 
 def test_the_words_matrix_joins_what_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +227,9 @@ def test_the_words_matrix_joins_what_stays(folder: Path, monkeypatch: pytest.Mon
 
         def counting(self: Any, sampler: Any, stream: Any = clip.patcher.stream, found: Any = streamed) -> int:
             token = following(self, sampler)
-            found.append((len(stream.pager.plan.streamed), any(at.name.startswith("visual") for at in stream.layers)))
+            found.append(
+                (len(stream.residency.pager.plan.streamed), any(at.name.startswith("visual") for at in stream.layers))
+            )
             return token
 
         monkeypatch.setattr(writing.Text, "next", counting)
@@ -247,11 +249,14 @@ def test_a_long_text_takes_what_its_prompt_gave_back(folder: Path, monkeypatch: 
     def next_(self: Any, sampler: Any) -> int:
         if self._written == 4:
             free[0] = 12345
-            load_ = stream._load
+            load_ = stream.residency.load
             monkeypatch.setattr(
-                stream,
-                "_load",
-                lambda device, n, grains, held=stream.held: (asked.append((held, n)), load_(device, n, grains)),
+                stream.residency,
+                "load",
+                lambda device, n, grains, held=stream.residency.held: (
+                    asked.append((held, n)),
+                    load_(device, n, grains),
+                ),
             )
         return following(self, sampler)
 
@@ -510,7 +515,7 @@ def test_a_file_without_the_words_matrix(writers: tuple[Any, Any]) -> None:
 
 
 def copies(clip: Any) -> Counter[str]:
-    return Counter(entry.layer for entry in clip.patcher.stream.ledger.entries if entry.kind == "copy")
+    return Counter(entry.layer for entry in clip.patcher.stream.residency.ledger.entries if entry.kind == "copy")
 
 
 def test_a_text_by_words_alone_brings_no_eyes_and_all_else_stays(folder: Path) -> None:
@@ -532,7 +537,7 @@ def test_eyes_that_were_used_stay_with_the_rest(folder: Path) -> None:
     assert stream.settled().generation is not None
     before, wanted = copies(clip), write(clip, "words")
     assert write(clip, "picture") and write(clip, "words") == wanted and copies(clip) == before
-    assert stream.held == stream.most
+    assert stream.residency.held == stream.residency.most
 
 
 def test_eyes_go_while_a_long_text_does_not_fit_beside_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -540,7 +545,7 @@ def test_eyes_go_while_a_long_text_does_not_fit_beside_them(folder: Path, monkey
     path = checkpoints.write("qwen3_vl", folder)
     wanted, clip = write(load(path), "picture"), load(path)
     monkeypatch.setattr(writing, "LONG", 2)
-    clip.patcher.stream.ceiling = clip.patcher.stream.least
+    clip.patcher.stream.residency.ceiling = clip.patcher.stream.residency.least
     for texts in (1, 2):
         assert write(clip, "picture") == wanted
         # Each of the picture's layers came for the picture, and perhaps ahead of it and of two tokens.
@@ -552,10 +557,10 @@ def test_for_a_short_text_nothing_comes_anew(folder: Path, monkeypatch: pytest.M
     """A caption of a few words about each of many pictures."""
     clip, made = load(checkpoints.write("qwen3_vl", folder)), list[int]()
     stream = clip.patcher.stream
-    stream.ceiling = (stream.least + stream.most) // 2
+    stream.residency.ceiling = (stream.residency.least + stream.residency.most) // 2
     write(clip, "picture"), write(clip, "picture")
     reorder = stream._reorder
     monkeypatch.setattr(stream, "_reorder", lambda order: (made.append(len(order)), reorder(order)))
     for _ in range(3):
         write(clip, "picture")
-    assert not made and stream.pager.plan.streamed
+    assert not made and stream.residency.pager.plan.streamed

@@ -221,7 +221,7 @@ def wan(folder: Path, kind: str = "Q4_K") -> tuple[Any, Any]:
         packed_file(path, load_file(original), kind, metadata=metadata)
         save_file(unpacked(path), twin, metadata=metadata)
     ours = load_streamed_diffusion_model(str(path), dtype=torch.float16)
-    ours.stream.ceiling = ours.stream.least
+    ours.stream.residency.ceiling = ours.stream.residency.least
     return ours, comfy.sd.load_diffusion_model(str(twin), model_options={"dtype": torch.float16})
 
 
@@ -249,7 +249,9 @@ def test_its_matrices_are_packed_in_the_window(wan_folder: Path) -> None:
     assert all(weight.nbytes == weight.extent.nbytes for weight in layer.weights if weight.is_packed)
     assert {weight.extent.dtype for weight in layer.weights if weight.is_packed} == {"Q4_K", "Q8_0"}
     halves = sum(2 * one.stand_in.numel() for one in stream.blocks[0].paged)
-    assert stream.ledger.peak("VRAM") <= stream.least < 1.5 * halves, "two blocks pass, each of a third of its halves"
+    assert stream.residency.ledger.peak("VRAM") <= stream.residency.least < 1.5 * halves, (
+        "two blocks pass, each of a third of its halves"
+    )
 
 
 LORAS = [kind for kind, base in checkpoints.LORA_BASES.items() if base == "wan_t2v"]
@@ -273,14 +275,14 @@ def test_a_lora_does_to_it_what_it_does_to_its_dequantised_file(wan_folder: Path
 
 def test_other_patches_bring_no_packed_weight_anew(wan_folder: Path) -> None:
     ours, stock = wan(wan_folder)
-    ours.stream.ceiling = None
+    ours.stream.residency.ceiling = None
     file = comfy.utils.load_torch_file(str(checkpoints.write("lora_ab", wan_folder)))
     for strength in (0.8, 0.3):
         ours_with, stock_with = (
             comfy.sd.load_lora_for_models(model, None, file, strength, 0.0)[0] for model in (ours, stock)
         )
         assert torch.equal(sample(ours_with, SCENE), sample(stock_with, SCENE))
-    copies = [entry.layer for entry in ours.stream.ledger.entries if entry.kind == "copy"]
+    copies = [entry.layer for entry in ours.stream.residency.ledger.entries if entry.kind == "copy"]
     assert sorted(copies) == sorted(layer.name for layer in ours.stream.layers), "each of them once"
 
 

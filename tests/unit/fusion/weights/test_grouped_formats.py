@@ -89,7 +89,7 @@ def file_of(kind: str, studio: Studio, folder: Path, seed: int = 0) -> Path:
 
 def streamed(path: Path) -> Any:
     model = load_streamed_diffusion_model(str(path))
-    model.stream.ceiling = model.stream.least
+    model.stream.residency.ceiling = model.stream.residency.least
     return model
 
 
@@ -102,7 +102,7 @@ def numbers_of(model: Any, path: Path, folder: Path) -> Path:
     """A file of the numbers that the model's weights are."""
     tensors = {}
     for name in model.stream.keys:
-        weight: Any = model.stream.weight(name)
+        weight: Any = model.stream.in_file.weight(name)
         held = weight.dequantize() if hasattr(weight, "_qdata") else weight
         tensors[name.removeprefix("diffusion_model.")] = held.float().contiguous()
     with safe_open(path, "pt") as opened:
@@ -122,7 +122,9 @@ def test_the_latents_are_stocks(
     ours, stock = streamed(path), comfy.sd.load_diffusion_model(str(path))
     wanted = sample(stock, scenes[KIND])
     assert torch.equal(sample(ours, scenes[KIND]), wanted)
-    assert len(ours.stream.pager.plan.streamed) > ours.stream.pager.plan.slots, "otherwise nothing was streamed"
+    assert len(ours.stream.residency.pager.plan.streamed) > ours.stream.residency.pager.plan.slots, (
+        "otherwise nothing was streamed"
+    )
     held = ours.stream.blocks[0].paged[0].stand_in
     assert type(held) is not torch.nn.Parameter or comfy.quant_ops.QuantizedTensor in type(held.data).__mro__
     assert torch.equal(sample(fusion.load_diffusion_model(str(path), vram_budget=0.0), scenes[KIND]), wanted)

@@ -50,7 +50,7 @@ def test_what_is_told_and_how_often(stream: Any) -> None:
         assert (
             reading["node"] == "7"
             and reading["blocks"] == 4
-            and reading["resident"] == sorted(stream.pager.plan.resident)
+            and reading["resident"] == sorted(stream.residency.pager.plan.resident)
         )
         assert 0 < reading["held"] <= reading["limit"] and 0 <= reading["waiting"] <= 1 and reading["rate"] >= 0
     assert [reading["block"] for reading in told] == [2, 1, 0, 3] and sum(r["rate"] for r in told) > 0

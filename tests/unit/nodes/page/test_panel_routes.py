@@ -144,7 +144,10 @@ def test_each_model_is_told_of_once_and_without_its_folder(server: Server, loade
     stream = streamed.stream
     assert ours["streams"] and ours["kind"] == "WAN21" and ours["device"] == "cpu"
     assert ours["vram"] == streamed.loaded_size() > ours["resident"] + ours["window"] > 0
-    assert (ours["resident"], ours["window"]) == (stream.pager.plan.resident_bytes, stream.pager.plan.window_bytes)
+    assert (ours["resident"], ours["window"]) == (
+        stream.residency.pager.plan.resident_bytes,
+        stream.residency.pager.plan.window_bytes,
+    )
     assert not theirs["streams"] and theirs["vram"] == stocks.loaded_size() > 0 and theirs["pinned"] == 0
     assert not any(model["waiting"] for model in models())
     assert str(path.parent) not in json.dumps(models())
@@ -165,7 +168,7 @@ def test_files_of_all_kinds_of_models_are_named(server: Server, loaded: tuple[An
 
 def test_what_is_pinned_is_counted(server: Server, loaded: tuple[Any, Any], path: Path) -> None:
     for what, nbytes in (("pinned RAM", 100), ("registered RAM", 20), ("managed RAM", 3), ("VRAM", 4000)):
-        loaded[0].stream.ledger.hold(what, nbytes)
+        loaded[0].stream.residency.ledger.hold(what, nbytes)
     assert named(path.name)["pinned"] == 123
 
 
@@ -186,7 +189,7 @@ def test_one_is_let_go_of_and_comes_back(server: Server, loaded: tuple[Any, Any]
     streamed, stocks = loaded
     id = named(path.name)["id"]
     assert let_go(id) == (200, {"state": "released"})
-    assert streamed.stream.held == 0 and [model["name"] for model in models()] == ["Linear"]
+    assert streamed.stream.residency.held == 0 and [model["name"] for model in models()] == ["Linear"]
     assert server.told == ["fusestream.panel"]
     assert let_go(id) == (404, {"state": "gone"})
     assert let_go(named("Linear")["id"] + 1000) == (404, {"state": "gone"})
@@ -200,10 +203,10 @@ def test_while_a_prompt_runs_it_waits_for_its_end(server: Server, loaded: tuple[
     running = server.begin()
     id = named(path.name)["id"]
     assert let_go(id) == let_go(id) == (200, {"state": "waiting"})
-    assert streamed.stream.held > 0 and named(path.name)["waiting"] and not named("Linear")["waiting"]
+    assert streamed.stream.residency.held > 0 and named(path.name)["waiting"] and not named("Linear")["waiting"]
     server.prompt_queue.put((1, "next", {}, {}, [], {}))  # which does not keep it from going
     server.end(running)
-    assert streamed.stream.held == 0 and [model["name"] for model in models()] == ["Linear"]
+    assert streamed.stream.residency.held == 0 and [model["name"] for model in models()] == ["Linear"]
     assert server.told[-1] == "fusestream.panel" and stocks.loaded_size() > 0
     mm.load_models_gpu([streamed])
     assert not named(path.name)["waiting"]
@@ -307,6 +310,6 @@ def test_a_prompt_leaves_a_report_of_each_model_that_streamed(
     assert prompt(uses=False) == [ours]
     assert prompt(uses=True, told=True) == ["by", ours], "one of a model is enough"
     assert prompt(uses=True) == [ours, "by", ours]
-    assert stream.held > 0 and kept_reports.kept()[0].report.streams
+    assert stream.residency.held > 0 and kept_reports.kept()[0].report.streams
     assert server.told == ["fusestream.panel"] * 4
     assert in_memory.is_there(named(ours)["id"])
