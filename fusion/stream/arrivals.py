@@ -1,8 +1,10 @@
-"""A block's weights on arrival: patched at the first use after they came, and held by the block's modules.
+"""A block's weights on arrival: patched at the first use after they came, and held by the block's
+modules.
 
-Plain LoRA on fp16 weights is written into the memory that the pager brought them to, so it costs one pass an
-arrival. On weights that each product converts anyway (fp8, INT8, ggml) it is added to the converted copy.
-`PatchRoute` says which, and depends on the device, on whether the layer streams, and on who computes the block.
+Plain LoRA on fp16 weights is written into the memory that the pager brought them to, so it costs
+one pass an arrival. On weights that each product converts anyway (fp8, INT8, ggml) it is added to
+the converted copy. `PatchRoute` says which, and depends on the device, on whether the layer
+streams, and on who computes the block.
 """
 
 from __future__ import annotations
@@ -61,8 +63,8 @@ class Arrivals:
         return found
 
     def ask_ahead(self, pager: Pager, i: int, skip: Collection[int]) -> None:
-        """Block i is in use: what the next patched block needs for its patches starts to travel. skip: blocks that do not come in
-        this pass."""
+        """Block i is in use: what the next patched block needs for its patches starts to travel.
+        skip: blocks that do not come in this pass."""
         now = self._residency.segmentation
         paged, at = now.order.paged, now.order.place[i]
         for layer in (*range(at + 1, len(paged)), *range(at)):
@@ -74,8 +76,8 @@ class Arrivals:
                     return
 
     def renew(self, changed: Collection[int]) -> None:
-        """These blocks have other patches. Weights that patches were written into come anew; the others still hold what the file
-        does."""
+        """These blocks have other patches. Weights that patches were written into come anew; the
+        others still hold what the file does."""
         pager, place = self._residency.pager, self._residency.segmentation.order.place
         if pager is None or not pager.is_writable:
             return
@@ -85,7 +87,8 @@ class Arrivals:
             pager.forget_made(layer)
 
     def unpatched(self, pager: Pager) -> str | None:
-        """Why products read more than the weights in the pager, in words a user understands; None: they do not."""
+        """Why products read more than the weights in the pager, in words a user understands; None:
+        they do not."""
         now = self._residency.segmentation
         for i in now.order.paged:
             made: Made | None = pager.made(now.order.place[i])

@@ -1,17 +1,20 @@
 """How a block's weights come to it when it is called, and go.
 
-They are put in around the `__call__` of the modules through which a block, or a part of one, is entered: its doors. A subclass made
-for that does it. Stock's hook for blocks, `patches_replace["dit"][("double_block", i)]`, will not do for it: it is not asked for
-VACE's side branch, and another node that replaces the same block takes our place, weights and all. Torch's module hooks will not
-do either: an interrupt of ComfyUI is a BaseException, after which torch calls no hook, and the weights would stay where they are.
-Around `__call__` there is a `finally`, and whatever other nodes do to `forward` or with the block hook happens inside.
+They are put in around the `__call__` of the modules through which a block, or a part of one, is
+entered: its doors. A subclass made for that does it. Stock's hook for blocks,
+`patches_replace["dit"][("double_block", i)]`, will not do for it: it is not asked for VACE's side
+branch, and another node that replaces the same block takes our place, weights and all. Torch's
+module hooks will not do either: an interrupt of ComfyUI is a BaseException, after which torch calls
+no hook, and the weights would stay where they are. Around `__call__` there is a `finally`, and
+whatever other nodes do to `forward` or with the block hook happens inside.
 
-A network may enter its blocks by other methods too: Wan-Animate-2 calls `forward_pose` and `forward_gen` of each block. So every
-method that a door's class has from stock and that is given a tensor brings the weights, unless they are there, as from within the
-block's own call.
+A network may enter its blocks by other methods too: Wan-Animate-2 calls `forward_pose` and
+`forward_gen` of each block. So every method that a door's class has from stock and that is given a
+tensor brings the weights, unless they are there, as from within the block's own call.
 
-Where what a block makes of a text is kept, the weights that make it are behind doors of their own: the module that attends to
-texts, for whoever computes it otherwise than we do, and those that have them. Our code asks `of_text`.
+Where what a block makes of a text is kept, the weights that make it are behind doors of their own:
+the module that attends to texts, for whoever computes it otherwise than we do, and those that have
+them. Our code asks `of_text`.
 """
 
 from __future__ import annotations
@@ -52,7 +55,8 @@ class BlockSource(Protocol):
 
 
 def leads(door: nn.Module, stream: BlockSource, i: int | None) -> None:
-    """From now on whoever calls the door finds block i of the stream behind it; None: nothing that is paged by itself."""
+    """From now on whoever calls the door finds block i of the stream behind it; None: nothing that
+    is paged by itself."""
     mix(door, _Streamed, **{STREAMED: (stream, i), STREAMED_TEXT: None, ENTERED: False})
 
 
@@ -95,8 +99,9 @@ class _Streamed:
 
 
 def _methods_of(kind: type) -> Iterator[tuple[str, FunctionType]]:
-    """The methods by which a network may enter a module of this class, beside a call: those that it has from stock or another node.
-    One of stock's operations is called, and its other methods are about its weights, not with them."""
+    """The methods by which a network may enter a module of this class, beside a call: those that it
+    has from stock or another node. One of stock's operations is called, and its other methods are
+    about its weights, not with them."""
     if hasattr(kind, "comfy_cast_weights"):
         return
     for name in set(dir(kind)).difference(dir(nn.Module)):
@@ -106,8 +111,8 @@ def _methods_of(kind: type) -> Iterator[tuple[str, FunctionType]]:
 
 
 def _entering(kind: type, name: str, method: Any) -> Any:
-    """The same for a door, which brings its weights. Which method that is, is looked up at each call: another node may have put
-    its own into stock's class since."""
+    """The same for a door, which brings its weights. Which method that is, is looked up at each
+    call: another node may have put its own into stock's class since."""
 
     @functools.wraps(method)
     def entering(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -120,7 +125,8 @@ def _entering(kind: type, name: str, method: Any) -> Any:
         if not _has_tensors((*args, *kwargs.values())):
             return compute(*args, **kwargs)
         if not is_compiled and not numbers and stream.is_in_parts and not self.__dict__[ENTERED]:
-            # Where this is a block of which parts are paged, its method may look for weights anywhere in it.
+            # Where this is a block of which parts are paged, its method may look for weights
+            # anywhere in it.
             whole = stream.taken_over(self, None)
             numbers = [] if whole is None else [whole]
         if numbers and not is_compiled and torch.is_grad_enabled():
@@ -131,19 +137,22 @@ def _entering(kind: type, name: str, method: Any) -> Any:
 
 
 def _has_tensors(values: Sequence[Any]) -> bool:
-    """Whether there is something to compute with among these: a question about a block, or a setting of it, brings nothing."""
+    """Whether there is something to compute with among these: a question about a block, or a
+    setting of it, brings nothing."""
     listed = (one for value in values if isinstance(value, (list, tuple)) for one in value)
     return any(isinstance(value, Tensor) for value in (*values, *listed))
 
 
 def generation_of(door: Any) -> Hashable:
-    """Of what streams behind a door: `Settled.generation`; None: it has not come to rest, or nothing streams."""
+    """Of what streams behind a door: `Settled.generation`; None: it has not come to rest, or
+    nothing streams."""
     stream: BlockSource | None = door.__dict__.get(STREAMED, NOWHERE)[0]
     return None if stream is None else stream.settled().generation
 
 
 def within(door: Any, compute: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """compute(*args, **kwargs), with the weights of the part of a block that this is a door of, where blocks are paged in parts."""
+    """compute(*args, **kwargs), with the weights of the part of a block that this is a door of,
+    where blocks are paged in parts."""
     stream, i = door.__dict__.get(STREAMED, NOWHERE)
     if i is None:
         return compute(*args, **kwargs)
@@ -157,9 +166,10 @@ def within(door: Any, compute: Callable[..., Any], *args: Any, **kwargs: Any) ->
 def of_text(
     door: Any, context: Tensor, depends: Callable[[], Hashable], compute: Compute, *, is_steady: bool = True
 ) -> Sequence[Tensor]:
-    """compute(), which makes tensors of a context alone, with the weights in this door that see no more: kept from an earlier call
-    where the door's stream keeps them. Nobody may write to them. depends: on what else they do. is_steady: whether a call's blocks
-    find the same numbers in the same tensor."""
+    """compute(), which makes tensors of a context alone, with the weights in this door that see no
+    more: kept from an earlier call where the door's stream keeps them. Nobody may write to them.
+    depends: on what else they do. is_steady: whether a call's blocks find the same numbers in the
+    same tensor."""
     i = door.__dict__.get(STREAMED_TEXT)
     if i is None:
         return compute()

@@ -1,13 +1,14 @@
 """The streamed weights of one model, block by block: a block has its weights while it is called.
 
-`enter(i)` waits for the pager and puts block i's weights into its modules, `leave(i)` takes them out again
-(`block_hooks.py` calls both around the block's own `__call__`). Three others do the rest:
+`enter(i)` waits for the pager and puts block i's weights into its modules, `leave(i)` takes them
+out again (`block_hooks.py` calls both around the block's own `__call__`). Three others do the rest:
 
     residency.py   how much is on the device, and in which segmentation
     arrivals.py    the weights as modules hold them, with LoRAs and other patches (`patched_weights.py`)
     text_kv.py     results of texts, kept so that the weights which make them need not come
 
-`block_order.py` keeps the order in which blocks really run, which is the order in which they are paged.
+`block_order.py` keeps the order in which blocks really run, which is the order in which they are
+paged.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ class BlockStream:
         self._number()
 
     def without_bytes(self) -> Iterator[Paged]:
-        """The weights that modules hold stand-ins of: those that are paged, and those left in the file."""
+        """The weights that modules hold stand-ins of: those that are paged, and those left in the
+        file."""
         for block in self.blocks:
             yield from block.paged
         yield from self.left
@@ -148,15 +150,17 @@ class BlockStream:
             leads_to_text(text.door, i)
 
     def _resegmented(self, before: Segmentation) -> None:
-        """Residency divides the model otherwise from now on: doors get other numbers, and the patches go over."""
+        """Residency divides the model otherwise from now on: doors get other numbers, and the
+        patches go over."""
         before.patching.become({}, one_pass=False)  # only one segmentation keeps tensors of patches
         self._number()
         patches, one_pass = self._patches
         self.patching.become(patches, one_pass=one_pass)
 
     def taken_over(self, block: Any, number: int | None) -> int | None:
-        """Code of another node is about to compute this module, and may look for weights anywhere in it: blocks are not divided
-        from now on. Returns the block's number, which was this one before."""
+        """Code of another node is about to compute this module, and may look for weights anywhere
+        in it: blocks are not divided from now on. Returns the block's number, which was this one
+        before."""
         whole = self.residency.segmentations[0]
         if self.residency.segmentation is whole:
             return number
@@ -173,8 +177,9 @@ class BlockStream:
 
     @contextlib.contextmanager
     def one_pass(self) -> Iterator[Collection[int]]:
-        """One call of the model. Yields the blocks of it that have run: none where a CUDA graph was replayed. If they ran in
-        another order than they are paged in, the next pass finds them in the order of this one."""
+        """One call of the model. Yields the blocks of it that have run: none where a CUDA graph was
+        replayed. If they ran in another order than they are paged in, the next pass finds them in
+        the order of this one."""
         ran = self.order.begin()
         try:
             yield ran
@@ -188,14 +193,16 @@ class BlockStream:
                 self.note("texts", f"nothing is kept: their weights came for {IN_VAIN} calls in a row all the same")
                 residency.restrict(residency.plain)
             return
-        # If all blocks are resident their order does not matter, and a new order would bring all of them anew.
+        # If all blocks are resident their order does not matter, and a new order would bring all of
+        # them anew.
         if wanted is None or self._is_narrowed or (residency.all_stay and set(wanted) == set(self.order.paged)):
             return
         self._reorder(wanted)
 
     def runs_only(self, blocks: Sequence[int], now: Sequence[int] = (), *, at_last: bool = False) -> None:
-        """The run under way calls these blocks again and again, and no others. If all of them are resident, the others are brought
-        now, so that everything is in its place. Others that have never run are brought when they are called.
+        """The run under way calls these blocks again and again, and no others. If all of them are
+        resident, the others are brought now, so that everything is in its place. Others that have
+        never run are brought when they are called.
 
         now      those of the blocks that are not called as modules, and are brought here
         at_last  page no others even where the blocks are not all resident: the caller knows that the run goes on for
@@ -243,8 +250,8 @@ class BlockStream:
     def of_text(
         self, i: int, context: torch.Tensor, key: Hashable, compute: Compute, *, is_steady: bool = True
     ) -> Sequence[torch.Tensor]:
-        """What block i makes of a context: see `block_hooks.of_text`. Nothing is kept where another node changes its weights at
-        each use."""
+        """What block i makes of a context: see `block_hooks.of_text`. Nothing is kept where another
+        node changes its weights at each use."""
         order, text = self.order, None
         order.runs(i)
         modules: Iterator[Any] = (paged.module for paged in self.blocks[i].paged)
@@ -274,7 +281,8 @@ class BlockStream:
     def set_patches(
         self, patches: Mapping[str, Sequence[Any]], *, one_pass: bool = False, uuid: UUID | None = None
     ) -> None:
-        """Use the weights with these patches from now on. Only blocks whose patches differ come anew.
+        """Use the weights with these patches from now on. Only blocks whose patches differ come
+        anew.
 
         one_pass  whether plain LoRA on fp16 weights may be added in one pass (`lora.py`) on a GPU, instead of in
                   ComfyUI's steps
@@ -302,8 +310,8 @@ class BlockStream:
 
     @contextlib.contextmanager
     def standing_still(self) -> Iterator[bool]:
-        """For this time all blocks of a settled model hold their weights, and calling one asks nothing of the pager. Yields False
-        where the model is not settled any more."""
+        """For this time all blocks of a settled model hold their weights, and calling one asks
+        nothing of the pager. Yields False where the model is not settled any more."""
         residency = self.residency
         with residency.lock:
             if self.settled().generation is None:
@@ -364,7 +372,8 @@ class BlockStream:
             self.leave(i, before)
 
     def enter(self, i: int) -> Parameters | None:
-        """Let the block's modules hold their weights. Returns what they held before, for `leave`; None: they hold them already."""
+        """Let the block's modules hold their weights. Returns what they held before, for `leave`;
+        None: they hold them already."""
         if self.together is not None:
             self.together.look()
         if i in self._entered:
@@ -424,7 +433,8 @@ class BlockStream:
         residency.unload_if_due()
 
     def _lend(self, i: int, before: Parameters) -> None:
-        """Read the weights of a block that is not paged, for this one use. before: what its modules hold otherwise."""
+        """Read the weights of a block that is not paged, for this one use. before: what its modules
+        hold otherwise."""
         weights = Weights()
         for weight in self.residency.segmentation.layers[i].weights:
             weights[weight.name] = self.in_file.read(weight).to(self.residency.device)

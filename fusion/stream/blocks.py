@@ -1,16 +1,17 @@
-"""Which parts of a model stream: its repeated blocks, and what is paged of each.
+"""The blocks of a model that stream, and the parameters of each that are paged.
 
-Nobody tells which they are. A network is deep because it has one kind of block many times, in a list; these lists hold most of its
-bytes, and their members are called one after the other. So the kinds are looked for in the network that stock built:
+No table names the blocks. A deep network has one class of block many times in a list; such lists
+hold most of its bytes, and their members are called one after the other. So the classes are found
+in the network that ComfyUI built:
 
-    kinds      classes of modules of which some list has nothing else: blocks, but also the parts of which blocks are made
-    the inner  of two kinds, one inside the other, if it holds nearly all of the other's bytes: smaller pieces page better, and
-               what stands around them stays
-    all of a kind, wherever they are: a U-Net's middle is in no list
+    kinds      classes that some list consists of: blocks, but also the parts of which blocks are made
+    inner      of two kinds, one inside the other, the inner one streams if it holds nearly all of the bytes: smaller
+               pieces page better, and what surrounds them stays on the device
+    members    all modules of a kind, in a list or not: a U-Net's middle block is in no list
 
-Paged are the parameters of stock's operations inside a block (`weight` and `bias` of Linears, convolutions, norms). What belongs to
-no operation, such as Wan's `blocks.i.modulation`, is small and stays with the rest of the model, as do the scales of quantised
-weights.
+The parameters of ComfyUI's operations inside a block are paged (`weight` and `bias` of Linears,
+convolutions, norms). Parameters of no operation, such as Wan's `blocks.i.modulation`, are small and
+stay with the rest of the model; so do the scales of quantised weights.
 """
 
 from __future__ import annotations
@@ -28,19 +29,22 @@ from ..weights.meta_tensor import StandIn
 from ..weights.paged import Paged
 from ..weights.storage import stored
 
-WORTH = 0.25  # of a network's bytes are in its blocks, or they are not worth streaming
-INNER = 0.8  # of a block's bytes are in its parts, or it is the block that streams
-LEAST = 0.01  # of the bytes: a kind that holds less is not worth a page
+WORTH = 0.25  # least share of a network's bytes in its blocks, for which it streams
+INNER = 0.8  # least share of a block's bytes in its parts, for which the parts stream
+LEAST = 0.01  # least share of a network's bytes in a kind, for which it is paged
 CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 
-Parameters = Sequence[nn.Parameter]  # of a block, in the order in which they are paged
+Parameters = Sequence[nn.Parameter]  # a block's, in the order in which they are paged
 
 
 @dataclass(frozen=True)
 class Block:
-    """One layer of the pager: a block of the network, or a part of one, and what is paged of it. name: within the network.
-    doors: of a part, the modules that are called when it is needed."""
+    """One layer of the pager: a block of the network or a part of one, and its paged parameters.
+
+    name   within the network
+    doors  of a part: the modules that are called when it is needed
+    """
 
     name: str
     module: nn.Module
@@ -49,20 +53,21 @@ class Block:
 
     @cached_property
     def _homes(self) -> tuple[tuple[dict[str, nn.Parameter | None], str], ...]:
-        """Where its operations have what is paged: asked for twice a call, of some dozens."""
+        """The dictionaries and names of its parameters; used twice a call, for some dozens each."""
         return tuple((one.module._parameters, one.attribute) for one in self.paged)
 
     def held(self) -> Parameters:
-        """What its operations have now, in the order of `paged`."""
+        """The parameters that its operations hold now, in the order of `paged`."""
         return [home[attribute] for home, attribute in self._homes]  # type: ignore[misc]
 
     def hold(self, parameters: Parameters) -> None:
-        """Let its operations have these, in the same order."""
+        """Let its operations hold these parameters, in the order of `paged`."""
         for (home, attribute), parameter in zip(self._homes, parameters, strict=True):
             home[attribute] = parameter
 
     def layer(self) -> Layer:
-        """How it lies in the pager, while its parameters still know where in the file their bytes are."""
+        """The pager's layer of this block. Asked while its parameters still know their place in the
+        file."""
         weights = []
         for paged in self.paged:
             data: Any = paged.storage
@@ -77,24 +82,26 @@ class Block:
 
 
 def is_operation(module: nn.Module) -> bool:
-    """Whether it is one of stock's operations, which compute with whatever weight they hold when they are called."""
+    """Whether a module is one of ComfyUI's operations, which compute with the weight that they hold
+    when they are called."""
     return hasattr(module, "comfy_cast_weights")
 
 
 def operations(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Those within a module, by their names in it; its own name is empty."""
+    """The operations within a module, with their names in it; its own name is empty."""
     return ((name, one) for name, one in module.named_modules() if is_operation(one))
 
 
 def weights_of(operation: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """What can be paged of an operation."""
+    """The parameters of an operation that can be paged."""
     for attribute, parameter in operation.named_parameters(recurse=False):
         if attribute in ("weight", "bias"):
             yield attribute, parameter
 
 
 def size(module: nn.Module) -> int:
-    """Bytes that a module computes with and that can be paged. Tables, of which rows are looked up, are no part of it."""
+    """Bytes of a module's weights that can be paged. Embedding tables do not count, because only
+    rows of them are read."""
     computing = (one for _, one in operations(module) if not isinstance(one, nn.Embedding))
     return sum(stored(weight).nbytes for operation in computing for _, weight in weights_of(operation))
 
@@ -103,8 +110,8 @@ def size(module: nn.Module) -> int:
 
 
 def found_in(net: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The blocks of a network by their names in it, in the order in which it was built; none if it has no blocks that hold most
-    of its bytes."""
+    """The blocks of a network with their names in it, in the order in which it was built; none if
+    blocks do not hold `WORTH` of its bytes."""
     sizes = {id(module): size(module) for module in net.modules()}
     whole = sizes[id(net)]
     members = {kind: _outermost(net, kind) for kind in _kinds(net)}
@@ -127,7 +134,7 @@ def found_in(net: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def _kinds(net: nn.Module) -> set[type[nn.Module]]:
-    """The classes of which some list of the network has nothing else."""
+    """The classes that some list of the network consists of."""
     found: set[type[nn.Module]] = set()
     for module in net.modules():
         if isinstance(module, CONTAINERS):
@@ -138,14 +145,14 @@ def _kinds(net: nn.Module) -> set[type[nn.Module]]:
 
 
 def _outermost(net: nn.Module, kind: type[nn.Module]) -> list[nn.Module]:
-    """All modules of exactly this class that are in no other of them."""
+    """All modules of exactly this class that are not inside another one of it."""
     if type(net) is kind:
         return [net]
     return [one for child in net.children() for one in _outermost(child, kind)]
 
 
 def _parts(module: nn.Module, kinds: Collection[type[nn.Module]]) -> Iterator[nn.Module]:
-    """What is inside of a module of these classes, and in nothing else of them."""
+    """The outermost modules of these classes inside a module."""
     for child in module.children():
         if type(child) in kinds:
             yield child
@@ -157,7 +164,8 @@ def _parts(module: nn.Module, kinds: Collection[type[nn.Module]]) -> Iterator[nn
 
 
 def blocks_of(root: str, named: Iterable[tuple[str, nn.Module]]) -> tuple[Block, ...]:
-    """Blocks of these modules of a network, in this order. root: of the network's names in its model, with a dot."""
+    """Blocks of these modules of a network, in this order. root: the network's prefix in its model,
+    with a dot."""
     return tuple(_block(root, name, module) for name, module in named)
 
 
@@ -168,12 +176,14 @@ def _block(root: str, name: str, module: nn.Module) -> Block:
         for attribute, parameter in weights_of(operation)
         if isinstance(stored(parameter), StandIn)
     ]
-    # Matrices first, so that q, k and v lie side by side and are one packed weight to whoever wants it.
+    # Matrices first, so that q, k and v lie side by side and are one packed weight to whoever wants
+    # it.
     return Block(name, module, tuple(sorted(paged, key=lambda one: one.storage.ndim < 2)))
 
 
 def lay_out_layers(blocks: Sequence[Block], layers: Sequence[Layer]) -> tuple[Layer, ...]:
-    """These blocks' layers, for the pager to lay weights out channels-last as it copies them (`weights/channels_last.py`)."""
+    """These blocks' layers, for the pager to lay weights out channels-last as it copies them
+    (`weights/channels_last.py`)."""
     return tuple(_laid_out(block, layer) for block, layer in zip(blocks, layers, strict=True))
 
 

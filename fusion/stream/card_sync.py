@@ -1,15 +1,17 @@
-"""What the cards of one sampling have to hear of each other (`cards.py`)."""
+"""One sampling on several cards: a failed call on one card ends the calls on the others
+(`patcher/cards.py`)."""
 
 from __future__ import annotations
 
 
 class AnotherFailed(BaseException):
-    """A call of another card did, so this one ends too. No Exception, since nobody between the
-    blocks and `patcher/vram_retry.py` may go on."""
+    """Another card's call failed, so this one ends too. A BaseException, because no code between
+    the blocks and `patcher/vram_retry.py` may catch it and go on."""
 
 
 class Together:
-    """Of one sampling, shared by the streams of its cards. error: what ended the first call that did not end well."""
+    """One sampling, shared by the streams of its cards. error: the error of the first call that
+    failed."""
 
     def __init__(self) -> None:
         self.error: BaseException | None = None
@@ -18,6 +20,6 @@ class Together:
         self.error = self.error or error
 
     def look(self) -> None:
-        """Raises where another card's call has failed."""
+        """Raises `AnotherFailed` where another card's call has failed."""
         if self.error is not None:
             raise AnotherFailed

@@ -1,4 +1,5 @@
-"""A token embedding whose table stays in the file: the rows that are asked for are read, each once."""
+"""A token embedding whose table stays in the file: the rows that are asked for are read, each once.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ from ..weights.patches import stages
 
 
 class FileEmbedding:
-    """What the class of the embedding is mixed with. What stock's own class makes of its rows, a scale or a cast, it makes of
-    these."""
+    """What the class of the embedding is mixed with. What stock's own class makes of its rows, a
+    scale or a cast, it makes of these."""
 
     fusestream_source: Checkpoint
     fusestream_extent: Extent
@@ -55,7 +56,8 @@ def rows_asked_for(ids: Tensor, path: Path) -> tuple[Tensor, Tensor]:
 
 
 def rows_of(source: Checkpoint, extent: Extent, wanted: Tensor) -> Tensor:
-    """These rows [n, width] of a table in a file, on the CPU: as stored, or unpacked. wanted: [n], different, in order."""
+    """These rows [n, width] of a table in a file, on the CPU: as stored, or unpacked. wanted: [n],
+    different, in order."""
     if wanted.numel() and not 0 <= int(wanted[0]) <= int(wanted[-1]) < extent.shape[0]:
         raise IndexError(f"token {int(wanted[-1])} is not one of the text encoder's {extent.shape[0]}")
     size = extent.encoding.row_bytes(extent.shape)
@@ -69,8 +71,8 @@ def rows_of(source: Checkpoint, extent: Extent, wanted: Tensor) -> Tensor:
 
 
 def patched_rows(rows: Tensor, patches: Sequence[Any], wanted: Tensor, path: Path) -> Tensor:
-    """Rows [n, width] of a table, on the CPU, as they are in the table with these patches: the same sums, of these rows alone.
-    path: of the model's file, for messages."""
+    """Rows [n, width] of a table, on the CPU, as they are in the table with these patches: the same
+    sums, of these rows alone. path: of the model's file, for messages."""
     for stage in stages(patches):
         out = comfy.lora.calculate_weight([_of_rows(patch, wanted, path) for patch in stage], rows.float(), "")
         rows = out.to(rows.dtype)

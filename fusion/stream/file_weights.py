@@ -1,4 +1,5 @@
-"""Weights of a streamed model by name, read from the file: for code that saves, merges or patches them one by one."""
+"""Weights of a streamed model by name, read from the file: for code that saves, merges or patches
+them one by one."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ class FileWeights:
     """The weights of one model in its file."""
 
     def __init__(self, source: Checkpoint, whole: Segmentation, left: Sequence[Paged], lock: threading.RLock) -> None:
-        """whole: the undivided blocks. left: weights that are not paged, because their modules read the file. lock: held while a
-        module's parameter is replaced."""
+        """whole: the undivided blocks. left: weights that are not paged, because their modules read
+        the file. lock: held while a module's parameter is replaced."""
         self._source, self._whole, self._left, self._lock = source, whole, tuple(left), lock
 
     def read(self, weight: Weight) -> torch.Tensor:
@@ -35,8 +36,8 @@ class FileWeights:
         return ggml_blocks.numbers(stored, weight.extent).to(weight.device_dtype)
 
     def weight(self, key: str, patches: Sequence[Any] = (), device: torch.device | None = None) -> torch.Tensor:
-        """One weight by its key in the model: as the model holds it, with these patches. On the CPU without patches, else on the
-        device."""
+        """One weight by its key in the model: as the model holds it, with these patches. On the CPU
+        without patches, else on the device."""
         paged, weight = self._by_key[key]
         where = device if patches and device is not None else torch.device("cpu")
         with torch.no_grad():
@@ -52,8 +53,8 @@ class FileWeights:
                     paged.module._parameters[paged.attribute] = before
 
     def promised(self, key: str, keeper: Any) -> Promised:
-        """The weight without patches, read when its numbers are asked for; of a quantised weight the numbers. keeper: kept alive as
-        long as the promise is."""
+        """The weight without patches, read when its numbers are asked for; of a quantised weight
+        the numbers. keeper: kept alive as long as the promise is."""
         paged, weight = self._by_key[key]
 
         def read(_keeper: Any = keeper) -> torch.Tensor:

@@ -1,4 +1,5 @@
-"""What a user leaves to others, in GiB, beside what a vram_budget says: VRAM that no model takes, and RAM that is not pinned.
+"""What a user leaves to others, in GiB, beside what a vram_budget says: VRAM that no model takes,
+and RAM that is not pinned.
 
 It holds for the process: for models that are loaded already as for those to come. 0 is as without.
 """
@@ -19,7 +20,8 @@ MOST = 1024.0  # GiB
 
 @dataclass(frozen=True)
 class Limits:
-    """reserve: VRAM for others; ram: that may be pinned or registered by all streamed models together."""
+    """reserve: VRAM for others; ram: that may be pinned or registered by all streamed models
+    together."""
 
     reserve: float = 0.0
     ram: float = 0.0

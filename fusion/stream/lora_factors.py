@@ -1,9 +1,11 @@
-"""The patches of a stream's blocks as they are applied: plain LoRA as pairs of fp16 factors, all their tensors on the device.
+"""The patches of blocks in the form in which they are applied: plain LoRA as pairs of fp16 factors,
+on the device.
 
-A patch holds its tensors in ordinary RAM, in whatever type the file has. A block that streams needs them at every arrival,
-and stock's functions would bring them one by one, made fp32 by the CPU first. Here a block's tensors are gathered once, in
-pinned RAM, and come with the copy that brings the block. The patch that stock's functions then get is the same one
-with its tensors on the device: the same numbers.
+A patch holds its tensors in ordinary RAM, in the dtype of its file. A streamed block needs them at
+every arrival, and ComfyUI's functions would bring them one by one, converted to fp32 by the CPU.
+Here a block's tensors are gathered once in pinned RAM, and travel with the copy that brings the
+block. ComfyUI's functions get the same patch with its tensors on the device, so the numbers are the
+same.
 """
 
 from __future__ import annotations
@@ -23,13 +25,18 @@ from ..weights.patches import AGAIN, PatchSet
 from ..weights.storage import is_quantised, storage_of
 from .blocks import Block
 
-# Of a block's bytes: what brings more, as the weights of another model do (ModelMerge), stays in ordinary RAM.
+# Share of a block's bytes. Larger patches, such as another model's weights (ModelMerge), stay in
+# ordinary RAM.
 LARGEST = 0.5
 
 
 class PatchRoute(NamedTuple):
-    """one_pass: whether plain LoRA may be added in one pass. streams: whether the block comes anew for each use. is_ours: whether
-    our code computes it, which makes halves of whatever its weights are."""
+    """How a block's patches are applied.
+
+    one_pass  whether plain LoRA may be added in one pass
+    streams   whether the block comes anew for each use
+    is_ours   whether our code computes the block, which converts any storage to fp16
+    """
 
     one_pass: bool
     streams: bool = True
@@ -37,8 +44,8 @@ class PatchRoute(NamedTuple):
 
 
 class Pairs(list[Pair]):
-    """Instead of a weight's patches: plain LoRA. on_the_way: to be added to what each product makes of the weight, which
-    itself stays as it is stored."""
+    """A weight's patches where all of them are plain LoRA. on_the_way: add them to the copy that
+    each product makes, and leave the weight as it is stored."""
 
     def __init__(self, pairs: Iterable[Pair], *, on_the_way: bool) -> None:
         super().__init__(pairs)
@@ -46,20 +53,21 @@ class Pairs(list[Pair]):
 
 
 class Later(tuple[Any, ...]):
-    """A weight's patches for stock's functions, to be applied to what each product makes of the weight: it stays as it is stored,
-    because its numbers could not be written back without being rounded again."""
+    """A weight's patches for ComfyUI's functions, applied to the copy that each product makes. The
+    weight stays as it is stored, because a sum could not be written back without another rounding.
+    """
 
     __slots__ = ()
 
 
 class _Place(NamedTuple):
-    """Where a tensor was: its number in the parcel."""
+    """The place of a tensor: its number in the parcel."""
 
     number: int
 
 
 class _Form(NamedTuple):
-    """Of one block: by key its patches or `Pairs`, with places for the tensors; and the tensors."""
+    """One block's patches or `Pairs` by key, with places for their tensors; and the tensors."""
 
     patches: Mapping[str, Any]
     tensors: list[Tensor]
@@ -67,7 +75,8 @@ class _Form(NamedTuple):
 
 
 class Factors:
-    """Of one stream. Whoever changes the patches of a block drops the block here."""
+    """The patches of one segmentation's blocks. A block whose patches change is dropped (`drop`).
+    """
 
     def __init__(self, blocks: Sequence[Block]) -> None:
         self.parcels: Parcels | None = None  # where there is a GPU
@@ -75,14 +84,14 @@ class Factors:
         self._forms: dict[int, _Form] = {}
 
     def along(self, i: int, patches: PatchSet, route: PatchRoute) -> Along | None:
-        """What the copy that brings block i shall bring too. Arguments as of `of`."""
+        """The tensors that travel with the copy of block i; None: none. Arguments as of `of`."""
         if self.parcels is None:
             return None
         self._formed(i, patches, route)
         return self.parcels.along(i)
 
     def ask(self, i: int, patches: PatchSet, route: PatchRoute) -> None:
-        """Block i is next: its tensors start to travel if they do not yet."""
+        """Block i is next: its tensors start to travel unless they do already."""
         if self.parcels is not None:
             self._formed(i, patches, route)
             if i in self.parcels:
@@ -90,27 +99,27 @@ class Factors:
 
     @contextlib.contextmanager
     def of(self, i: int, patches: PatchSet, route: PatchRoute) -> Iterator[Mapping[str, Any]]:
-        """By key what changes block i's weights: a tuple of patches for stock's functions, or `Pairs`. The tensors are on the
-        device for this time."""
+        """Block i's patches by key: a tuple of patches for ComfyUI's functions, or `Pairs`. The
+        tensors are on the device within this context."""
         try:
             yield self.take(i, patches, route)
         finally:
             self.done(i)
 
     def take(self, i: int, patches: PatchSet, route: PatchRoute) -> Mapping[str, Any]:
-        """The same, until `done`."""
+        """The same, valid until `done`."""
         form = self._formed(i, patches, route)
         packed = self.parcels is not None and i in self.parcels
         there = self.parcels.take(i) if packed and self.parcels is not None else form.tensors
         return {key: _filled(value, there) for key, value in form.patches.items()}
 
     def done(self, i: int) -> None:
-        """The device has been asked for everything that needs them."""
+        """All work that reads block i's tensors has been given to the device."""
         if self.parcels is not None:
             self.parcels.done(i)
 
     def drop(self, layers: Sequence[int]) -> None:
-        """These blocks have other patches from now on."""
+        """Forget these blocks, because they get other patches."""
         for i in layers:
             self._forms.pop(i, None)
         if self.parcels is not None:
@@ -123,13 +132,13 @@ class Factors:
 
     def _formed(self, i: int, patches: PatchSet, route: PatchRoute) -> _Form:
         if i in self._forms and self._forms[i].route != route:
-            self.drop([i])  # what was resident streams now, or the other way around
+            self.drop([i])  # a resident block streams now, or the other way around
         if i not in self._forms:
             form = _form(self._blocks[i], patches, route)
             most = LARGEST * sum(paged.storage.nbytes for paged in self._blocks[i].paged)
             fits = sum(tensor.nbytes for tensor in form.tensors) <= most
             if self.parcels is not None and fits and self.parcels.pack(i, form.tensors):
-                form = form._replace(tensors=[])  # what was made fp16 need not lie in RAM twice
+                form = form._replace(tensors=[])  # the fp16 copies are in pinned RAM now
             self._forms[i] = form
         return self._forms[i]
 
@@ -153,7 +162,7 @@ def _changes(paged: Paged, patches: tuple[Any, ...], route: PatchRoute) -> Pairs
     halves = [half for pair in found or () if (half := halved(pair)) is not None]
     if found is not None and len(halves) == len(found):
         return Pairs(halves, on_the_way=on_the_way)
-    # What else there is takes stock's functions a while: residents that can be written to have it once, rounded as stock does.
+    # ComfyUI's functions are slow, so writable residents are patched once, rounded as ComfyUI does.
     once = storage_of(weight).is_writable and not (route.one_pass and route.streams)
     return Later(patches) if on_the_way and not once else patches
 

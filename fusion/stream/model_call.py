@@ -1,8 +1,8 @@
 """One call of a streamed model, as what we put around it reads it.
 
-Stock hands a wrapper the rest of the chain, and the arguments as its caller wrote them: by place or by name. Here they have
-names. Three are around each call, put there when a model is loaded (`load_streamed_diffusion_model`), the outermost first,
-so that the others see one try at a time:
+Stock hands a wrapper the rest of the chain, and the arguments as its caller wrote them: by place or
+by name. Here they have names. Three are around each call, put there when a model is loaded
+(`load_streamed_diffusion_model`), the outermost first, so that the others see one try at a time:
 
     patcher/vram_retry.py     measures what a step needs of VRAM, and tries again where it was too little
     patcher/call_log.py writes down under what a call ran that ended
@@ -61,7 +61,8 @@ class ModelCall:
         return found
 
     def set_option(self, key: str, value: Any) -> None:
-        """For all that look at the options further in; they are gone with the call. A call without options stays without."""
+        """For all that look at the options further in; they are gone with the call. A call without
+        options stays without."""
         options: dict[str, Any] | None = self._argument("transformer_options")
         if options is not None:
             options[key] = value
@@ -72,5 +73,6 @@ class ModelCall:
 
 
 def wrap(patcher: Any, key: str, wrapper: Any) -> None:
-    """Put a wrapper, inside of those that are there, around each call of a MODEL and of its clones."""
+    """Put a wrapper, inside of those that are there, around each call of a MODEL and of its clones.
+    """
     patcher.add_wrapper_with_key(comfy.patcher_extension.WrappersMP.APPLY_MODEL, key, wrapper)

@@ -1,4 +1,5 @@
-"""The matrix that a language model's words come from, where its file has none: text is encoded as ever, and writing gets an answer.
+"""The matrix that a language model's words come from, where its file has none: text is encoded as
+ever, and writing gets an answer.
 
 Files for a model that only reads layers of the encoder are published without it.
 """
@@ -34,7 +35,8 @@ class NoHead(nn.Module):
 
 
 def take_out(model: nn.Module, missing: Iterable[str], path: Path) -> None:
-    """Of every network in a text encoder model whose matrix is one of those that stock found no tensor for."""
+    """Of every network in a text encoder model whose matrix is one of those that stock found no
+    tensor for."""
     if not any(name.endswith(WEIGHT) for name in missing):
         return
     for network in [module for module in model.modules() if PART in module._modules]:

@@ -1,4 +1,5 @@
-"""The vision part of a language model whose file has none: text is encoded as ever, and a picture gets an answer."""
+"""The vision part of a language model whose file has none: text is encoded as ever, and a picture
+gets an answer."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class NoVision(nn.Module):
 
 @contextlib.contextmanager
 def unheard() -> Iterator[None]:
-    """Stock warns of what a text encoder lacks, by hundreds of names: not in this block, of what this thread builds."""
+    """Stock warns of what a text encoder lacks, by hundreds of names: not in this block, of what
+    this thread builds."""
     thread = threading.get_ident()
 
     def is_told(record: logging.LogRecord) -> bool:

@@ -1,9 +1,10 @@
-"""A block's weights as its modules are to hold them: views of the pager's tensors, with the model's patches in them.
+"""A block's weights as its modules hold them: views of the pager's tensors, with the model's
+patches.
 
-parameters   made once for a layer and a room, and held again whenever it comes there
-patched      in the pager's own tensors, at the first use after they came, or where those may not be written to in others
-on the way   of weights that are made halves for each product, plain LoRA is added to these (`lora.Added`), and other patches are
-             applied to them by stock's functions (`patches.Applied`): nothing is rounded again to what the file is in
+parameters   made once for a layer and a slot, and held again whenever the layer comes to that slot
+patched      in the pager's own tensors at the first use after they came; in copies where those are read-only
+on the way   weights that each product converts to fp16 keep their storage: plain LoRA is added to the converted
+             copy (`lora.Added`), other patches are applied to it by ComfyUI's functions (`patches.Applied`)
 """
 
 from __future__ import annotations
@@ -34,8 +35,11 @@ from .lora_factors import (
 
 
 class Made(NamedTuple):
-    """A block's parameters, as its modules hold them. adds: whether some have patches that are applied for each product. wrote:
-    whether others were written to the memory that the pager brought them to."""
+    """A block's parameters as its modules hold them.
+
+    adds   whether some have patches that are applied for each product
+    wrote  whether patches were written into the pager's memory
+    """
 
     parameters: Parameters
     adds: bool = False
@@ -43,10 +47,11 @@ class Made(NamedTuple):
 
 
 class PatchedWeights:
-    """Of one stream's blocks."""
+    """The patches of one segmentation's blocks."""
 
     def __init__(self, blocks: Sequence[Block], left: Sequence[Paged]) -> None:
-        """left: weights that stay in the file, of which rows are patched as they are read (`embedding.py`)."""
+        """left: tables that stay in the file, whose rows are patched as they are read
+        (`embedding.py`)."""
         self.factors = Factors(blocks)
         self.one_pass = False
         self._blocks = blocks
@@ -54,8 +59,8 @@ class PatchedWeights:
         self._keys = frozenset(one.key for block in blocks for one in block.paged)
         self._patches: PatchSet = {}
         self._patched: frozenset[int] = frozenset()  # blocks that have patches
-        self._scales: dict[str, Any] = {}  # of quantised weights, on the device
-        # Of blocks in use: modules, their weight functions before and for the time.
+        self._scales: dict[str, Any] = {}  # scales of quantised weights, on the device
+        # For each block in use: modules, their weight functions before and during it.
         self._functions: dict[int, list[tuple[Any, list[Any], list[Any]]]] = {}
 
     def __contains__(self, i: int) -> bool:
@@ -67,7 +72,8 @@ class PatchedWeights:
         return bool(self._patched)
 
     def become(self, patches: Mapping[str, Sequence[Any]], *, one_pass: bool) -> set[int]:
-        """From now on the weights are used with these patches. Returns the blocks for which that changes something."""
+        """Use the weights with these patches from now on. Returns the blocks whose patches differ
+        from before."""
         for one in self._left:
             table: Any = one.module
             table.fusestream_patches = tuple(patches.get(one.key, ()))
@@ -86,22 +92,24 @@ class PatchedWeights:
         self._scales = {}
 
     def along(self, i: int, route: PatchRoute) -> Any:
-        """What block i's patches need, for the copy that brings the block."""
+        """The tensors of block i's patches, for the copy that brings the block; None: it has none.
+        """
         return self.factors.along(i, self._patches, route) if i in self._patched else None
 
     def ask(self, i: int, route: PatchRoute) -> None:
-        """Block i is next: what its patches need starts to travel."""
+        """Block i is next: the tensors of its patches start to travel."""
         self.factors.ask(i, self._patches, route)
 
     def made(self, i: int, weights: Weights, route: PatchRoute, device: torch.device, *, in_place: bool) -> Made:
-        """Block i's parameters of the pager's tensors, with its patches: in these very tensors, or in ones of their own."""
+        """Block i's parameters with its patches, made of the pager's tensors. in_place: patches are
+        written into these tensors, instead of into copies."""
         if weights.kept is None:
             weights.kept = [self.parameter(one, weights[one.name], device) for one in self._blocks[i].paged]
         raw: Parameters = weights.kept
         if i not in self._patched:
             return Made(raw)
         block, adds, wrote, found = self._blocks[i], False, False, []
-        block.hold(raw)  # stock's functions patch what a module has
+        block.hold(raw)  # ComfyUI's functions patch what a module holds
         with torch.no_grad(), self.factors.of(i, self._patches, route) as patches:
             for paged, parameter in zip(block.paged, raw, strict=True):
                 changes = patches.get(paged.key)
@@ -120,7 +128,8 @@ class PatchedWeights:
         return Made(found, adds, wrote)
 
     def add_on_the_way(self, i: int, route: PatchRoute) -> None:
-        """From now on block i's modules add LoRAs to what they make of their weights."""
+        """Let block i's modules apply patches to the fp16 copies of their weights, until
+        `add_no_more`."""
         changed: list[tuple[Any, list[Any], list[Any]]] = []
         self._functions[i] = changed
         patches = self.factors.take(i, self._patches, route)
@@ -130,7 +139,7 @@ class PatchedWeights:
                 module: Any = paged.module
                 before = module.weight_function
                 change = lora.Added(changes) if isinstance(changes, Pairs) else Applied(paged, changes)
-                after = [change, *before]  # as in stock: before what other nodes do to the weight
+                after = [change, *before]  # as in ComfyUI: before functions of other nodes
                 changed.append((module, before, after))
                 module.weight_function = after
 

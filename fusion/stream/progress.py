@@ -1,8 +1,8 @@
 """What takes its time moves a bar, and can be interrupted.
 
-ComfyUI has one bar for each running node. A loader's is ours: it counts bytes. A sampler's counts steps, and while its first
-step brings a model's weights for the first time, that bar moves in parts of the step: forward, up to where the sampler itself
-takes it.
+ComfyUI has one bar for each running node. A loader's is ours: it counts bytes. A sampler's counts
+steps, and while its first step brings a model's weights for the first time, that bar moves in parts
+of the step: forward, up to where the sampler itself takes it.
 
 Interrupted anywhere, nothing is left half done: files are closed.
 """
@@ -38,7 +38,8 @@ class Bar:
         self._bar = None if _is_for_no_node.get() else bar(total)
 
     def add(self, count: int) -> None:
-        """So much more is done. Raises where the user has interrupted, also without a server, where no bar is drawn."""
+        """So much more is done. Raises where the user has interrupted, also without a server, where
+        no bar is drawn."""
         if self._bar is None:
             return
         self._bar.update(count)
@@ -47,7 +48,8 @@ class Bar:
 
 @contextlib.contextmanager
 def for_no_node() -> Iterator[None]:
-    """What is built meanwhile, in this thread, no node waits for: it moves no bar, and an interruption is meant for others."""
+    """What is built meanwhile, in this thread, no node waits for: it moves no bar, and an
+    interruption is meant for others."""
     before = _is_for_no_node.set(True)
     try:
         yield
@@ -72,8 +74,8 @@ def read_through(path: str | Path) -> None:
 
 @contextlib.contextmanager
 def told_of_each_block(stream: BlockStream, tell: Callable[[], None]) -> Iterator[None]:
-    """For this time `tell` is called when a block that streams has been used for the first time; it may raise. Beside who is told
-    already, of each use."""
+    """For this time `tell` is called when a block that streams has been used for the first time; it
+    may raise. Beside who is told already, of each use."""
     before, used = stream.watcher, set()
 
     def both(i: int) -> None:
@@ -99,8 +101,9 @@ def over_blocks(stream: BlockStream) -> Iterator[None]:
 
 
 class FirstPass:
-    """Of one model, and of those that stock makes of it for other cards: the first time that its blocks run after they were
-    unloaded, or never loaded, all of them come from the file, which may take minutes."""
+    """Of one model, and of those that stock makes of it for other cards: the first time that its
+    blocks run after they were unloaded, or never loaded, all of them come from the file, which may
+    take minutes."""
 
     def __init__(self) -> None:
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()  # pagers whose first pass has begun: one on each card
@@ -124,7 +127,8 @@ class FirstPass:
 
 
 def _step(options: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Which step of how many the sampler is at, where that is known: the step begins at one of its sigmas."""
+    """Which step of how many the sampler is at, where that is known: the step begins at one of its
+    sigmas."""
     every, now = options.get("sample_sigmas"), options.get("sigmas")
     if every is None or now is None or not now.numel() or len(every) < 2:
         return None
@@ -133,5 +137,6 @@ def _step(options: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def attach(patcher: Any) -> None:
-    """Let the first pass of this streaming patcher's model, and of its clones, move the sampler's bar."""
+    """Let the first pass of this streaming patcher's model, and of its clones, move the sampler's
+    bar."""
     wrap(patcher, PROGRESS, FirstPass())

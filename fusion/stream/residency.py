@@ -1,9 +1,10 @@
 """How much of a model's weights is on the device, and in which segmentation.
 
-`Residency` opens the pager when ComfyUI loads the model, resizes it when ComfyUI or another model needs memory,
-and closes it when the model is unloaded. All bytes come out of the device's pool (`vram_pool.py`): layers, kept
-texts (`text_kv.py`), memory of CUDA graphs. Nothing moves while a block is in use (`in_use`): an unload waits
-for the end of the block, and everything else gets by with what there is.
+`Residency` opens the pager when ComfyUI loads the model, resizes it when ComfyUI or another model
+needs memory, and closes it when the model is unloaded. All bytes come out of the device's pool
+(`vram_pool.py`): layers, kept texts (`text_kv.py`), memory of CUDA graphs. Nothing moves while a
+block is in use (`in_use`): an unload waits for the end of the block, and everything else gets by
+with what there is.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ class Residency:
         ceiling: int | None,
         loader: str,
     ) -> None:
-        """ceiling: device bytes that the weights may take; None: as many as there are. loader: the node that messages name.
-        The source is closed by `close`."""
+        """ceiling: device bytes that the weights may take; None: as many as there are. loader: the
+        node that messages name. The source is closed by `close`."""
         self.ledger = Ledger()
         self.segmentations = tuple(segmentations)
         self.segmentation = self.segmentations[0]
@@ -118,7 +119,8 @@ class Residency:
 
     @property
     def yielding(self) -> int:
-        """Device bytes that a step which runs out of VRAM can have, because these weights pass through anyway."""
+        """Device bytes that a step which runs out of VRAM can have, because these weights pass
+        through anyway."""
         streams = self.pager is not None and bool(self.pager.plan.streamed)
         return max(0, self.held - self.narrow) if streams else 0
 
@@ -151,14 +153,15 @@ class Residency:
             self.ledger.hold(GRAPHS, -nbytes)
 
     def release_graphs(self) -> int:
-        """Drop the CUDA graphs, which are captured again if that pays. Returns their bytes. Never waits."""
+        """Drop the CUDA graphs, which are captured again if that pays. Returns their bytes. Never
+        waits."""
         return 0 if self.graphs is None else self.graphs.release(waits=False)
 
     # ----------------------------------------------------------------------------------------------- more of it
 
     def load(self, device: torch.device, nbytes: float, segmentations: Sequence[Segmentation] | None = None) -> None:
-        """Hold up to this many bytes on the device, and at least what the blocks need to pass through, in the best of these
-        segmentations (default: all)."""
+        """Hold up to this many bytes on the device, and at least what the blocks need to pass
+        through, in the best of these segmentations (default: all)."""
         among = self.segmentations if segmentations is None else segmentations
         with self.lock:
             if device != self.device or self._pool is None:
@@ -171,14 +174,16 @@ class Residency:
             if self.in_use:
                 return
             try:
-                # The copying thread writes into this memory, which it could not if inference mode had made it.
+                # The copying thread writes into this memory, which it could not if inference mode
+                # had made it.
                 with torch.inference_mode(False), torch.no_grad(), at(device):
                     self._fit(budget, among)
             except OverBudget as error:
                 raise vram_pool.out_of_vram(error, self.loader) from error
 
     def ready(self) -> Pager:
-        """The pager; opened as small as can be where the model was unloaded in the middle of a run."""
+        """The pager; opened as small as can be where the model was unloaded in the middle of a run.
+        """
         if self.pager is None:
             if self._pool is None:
                 raise RuntimeError("a streamed model runs before ComfyUI's memory management has loaded it")
@@ -187,16 +192,16 @@ class Residency:
         return self.pager
 
     def reordered(self, order: Sequence[int], *, grows: bool) -> None:
-        """Page these blocks, in this order; all weights come anew. grows: use what is free now beside what was held, because a
-        prompt that has been read gave its memory back."""
+        """Page these blocks, in this order; all weights come anew. grows: use what is free now
+        beside what was held, because a prompt that has been read gave its memory back."""
         held, most, free = self.held, self.most, vram_pool.free(self.device)
         with self._kept.returning():
             self.unload()
             self.segmentation.order.become(order)
             self._measure()
             if held:
-                # Where all weights were resident, blocks that join may be too: ComfyUI asks how much is wanted only at
-                # the next load.
+                # Where all weights were resident, blocks that join may be too: ComfyUI asks how
+                # much is wanted only at the next load.
                 joins = max(0, min(self.most - most, free)) if held >= most else 0
                 more = max(joins, free) if grows else joins
                 with contextlib.suppress(vram_pool.OutOfVram):  # the first block that runs raises it
@@ -212,8 +217,9 @@ class Residency:
         self.load(self.device, held)
 
     def _fit(self, budget: int, among: Sequence[Segmentation]) -> None:
-        """Take this much. A loaded model keeps its segmentation, because to bring all of it anew costs more than parts do; but
-        where all weights may stay, the variant with kept texts is left."""
+        """Take this much. A loaded model keeps its segmentation, because to bring all of it anew
+        costs more than parts do; but where all weights may stay, the variant with kept texts is
+        left."""
         may_stay = budget >= self.most and any(one is self.segmentation.base for one in among)
         if self.pager is not None and budget >= self.least and not may_stay:
             self._resize(self.pager, budget)
@@ -280,8 +286,9 @@ class Residency:
     # ----------------------------------------------------------------------------------------------- less of it
 
     def shrink(self, nbytes: int) -> int:
-        """Give back about this much: CUDA graphs first, then residents, kept texts, the window. Returns the bytes given back: none
-        while a block runs, or while another thread loads or ends this model, because the caller must not wait."""
+        """Give back about this much: CUDA graphs first, then residents, kept texts, the window.
+        Returns the bytes given back: none while a block runs, or while another thread loads or ends
+        this model, because the caller must not wait."""
         if not self.lock.acquire(blocking=False):
             return 0
         try:
@@ -308,7 +315,8 @@ class Residency:
         return self.shrink(self.held - self.least)
 
     def keep_parts(self) -> int:
-        """Give back all but what the finest segments need to pass through. Returns the bytes given back."""
+        """Give back all but what the finest segments need to pass through. Returns the bytes given
+        back."""
         before = self.held
         if self.pager is not None and before > self.narrow:
             self.load(self.device, self.narrow)
@@ -357,8 +365,8 @@ class Residency:
     # ------------------------------------------------------------------------------------------------- the file
 
     def refresh(self) -> None:
-        """Before a prompt: open a file anew that was touched, or replaced and brought back. Raises `BadFile` where it is no longer
-        the model's."""
+        """Before a prompt: open a file anew that was touched, or replaced and brought back. Raises
+        `BadFile` where it is no longer the model's."""
         with self.lock:
             if self.in_use:
                 return
@@ -369,14 +377,16 @@ class Residency:
                 self._was_refused = False
 
     def check(self) -> None:
-        """Raises FileChanged where weights were used that the file did not hold. Waits for the device."""
+        """Raises FileChanged where weights were used that the file did not hold. Waits for the
+        device."""
         if self.pager is not None:
             with self.refusing():
                 self.pager.check()
 
     @contextlib.contextmanager
     def refusing(self) -> Iterator[None]:
-        """Within this, a file that changed is noted: its weights come anew after the next `refresh`."""
+        """Within this, a file that changed is noted: its weights come anew after the next
+        `refresh`."""
         try:
             yield
         except FileChanged:
@@ -386,7 +396,8 @@ class Residency:
     # ----------------------------------------------------------------------------------------------- kept texts
 
     def _for_texts(self, budget: int) -> int:
-        """Bytes of the budget for kept texts: all that is wanted or nothing, because the blocks come first."""
+        """Bytes of the budget for kept texts: all that is wanted or nothing, because the blocks
+        come first."""
         nbytes = self.segmentation.text_bytes
         return nbytes if budget - nbytes >= self.least else 0
 

@@ -1,22 +1,26 @@
-"""The ways to divide a model into what is paged: by blocks, by parts of blocks, and without the weights that only texts need.
+"""The ways to divide a model into what is paged: by blocks, by parts of blocks, and without the
+weights that only texts need.
 
-Whole blocks are the fewest copies and the least work for the host. Parts pass through two places of the size
-of the largest part. Wan's block is divided into self-attention, attention to the text and feed-forward, so
-14B in fp16 passes through 0.53 GiB instead of 1.31, and of 6 GiB there are 0.78 more for residents. Parts are
-used where two blocks do not fit, and where most of the model crosses the bus in each pass, because the bus
-takes the time then (`chosen`). Otherwise computing hides the copies and parts only cost: klein 4B, of which a
-quarter passes, was 2 to 8 % slower by parts, and loaded half as fast (H200). So segments are not always the
-finest ones. A part is a block of its own to everything else, with a place in the order and its own patches.
+Whole blocks are the fewest copies and the least work for the host. Parts pass through two places of
+the size of the largest part. Wan's block is divided into self-attention, attention to the text and
+feed-forward, so 14B in fp16 passes through 0.53 GiB instead of 1.31, and of 6 GiB there are 0.78
+more for residents. Parts are used where two blocks do not fit, and where most of the model crosses
+the bus in each pass, because the bus takes the time then (`chosen`). Otherwise computing hides the
+copies and parts only cost: klein 4B, of which a quarter passes, was 2 to 8 % slower by parts, and
+loaded half as fast (H200). So segments are not always the finest ones. A part is a block of its own
+to everything else, with a place in the order and its own patches.
 
-The family divides a block (`FusedBlock.fusestream_in_parts`): by the modules through which a part is entered,
-its doors. A call of a door brings the part's weights, so ComfyUI's own forward finds them too; code that
-computes without calling a door says so (`block_hooks.within`). A block without parts stays whole.
+The family divides a block (`FusedBlock.fusestream_in_parts`): by the modules through which a part
+is entered, its doors. A call of a door brings the part's weights, so ComfyUI's own forward finds
+them too; code that computes without calling a door says so (`block_hooks.within`). A block without
+parts stays whole.
 
-Either way there is a variant without text weights (`without_texts`). What a block makes of a text is the same
-at every step and may be kept (`text_kv.py`): 0.4 GiB for a text of Wan 14B, made by weights of 3.9 GiB in fp16
-and 2.0 in int8. The variant has these weights of each block as a layer of their own, which passes skip once a
-text is known. It is used where fewer bytes pass although residents lose the room of two texts; not where all
-weights stay anyway, or where a text is as large as what it saves (few bits a weight).
+Either way there is a variant without text weights (`without_texts`). What a block makes of a text
+is the same at every step and may be kept (`text_kv.py`): 0.4 GiB for a text of Wan 14B, made by
+weights of 3.9 GiB in fp16 and 2.0 in int8. The variant has these weights of each block as a layer
+of their own, which passes skip once a text is known. It is used where fewer bytes pass although
+residents lose the room of two texts; not where all weights stay anyway, or where a text is as large
+as what it saves (few bits a weight).
 """
 
 from __future__ import annotations
@@ -65,11 +69,13 @@ class Segmentation:
         return tuple(self.layers[i] for i in self.order.paged)
 
     def bounds(self, device: torch.device) -> tuple[int, int]:
-        """Least device bytes in which the blocks pass through, and bytes in which all of them stay, both without texts."""
+        """Least device bytes in which the blocks pass through, and bytes in which all of them stay,
+        both without texts."""
         return bounds(self.paged, device)
 
     def passing(self, device: torch.device, budget: int) -> int | None:
-        """Bytes that cross the bus in each pass within this budget; None: the budget is too small."""
+        """Bytes that cross the bus in each pass within this budget; None: the budget is too small.
+        """
         try:
             return plan_of(self.paged, device, budget - self.text_bytes).bytes_per_pass
         except OverBudget:
@@ -82,7 +88,8 @@ class Segmentation:
                 yield door, i
 
     def texts(self) -> Iterator[tuple[OfText, int]]:
-        """The parts of blocks that make kept texts, each with the number of the layer that has its weights."""
+        """The parts of blocks that make kept texts, each with the number of the layer that has its
+        weights."""
         for i, (block, layer) in enumerate(zip(self.blocks, self.layers, strict=True)):
             if layer.rare and (own := of_text(block)) is not None:
                 yield own, i
@@ -106,8 +113,9 @@ def all_of(
 
 
 def chosen(segmentations: Sequence[Segmentation], device: torch.device, budget: int) -> Segmentation:
-    """The best of these within the budget. Parts: where blocks do not fit, or where most of the model passes and parts save
-    `WORTH_IT` of that. The variant without text weights: where it saves as much."""
+    """The best of these within the budget. Parts: where blocks do not fit, or where most of the
+    model passes and parts save `WORTH_IT` of that. The variant without text weights: where it saves
+    as much."""
     plain = [one for one in segmentations if one.base is None] or list(segmentations)
     best = _chosen(plain, device, budget)
     variant = next((one for one in segmentations if one.base is best), None)
@@ -145,7 +153,8 @@ def by_parts(whole: Segmentation, left: Sequence[Paged]) -> Segmentation | None:
 def _divided(
     base: Segmentation, left: Sequence[Paged], divide: Callable[[Block, Layer], Iterator[tuple[Block, Layer]]]
 ) -> Segmentation | None:
-    """The same model with each block divided by `divide`, or whole where that yields nothing; None: no block is divided."""
+    """The same model with each block divided by `divide`, or whole where that yields nothing; None:
+    no block is divided."""
     numbers: list[range] = []
     blocks: list[Block] = []
     layers: list[Layer] = []
@@ -193,7 +202,8 @@ def of_text(block: Block) -> OfText | None:
 
 
 def without_texts(base: Segmentation, left: Sequence[Paged]) -> Segmentation | None:
-    """The same segmentation with text weights as layers of their own, each behind its block; None: there are none."""
+    """The same segmentation with text weights as layers of their own, each behind its block; None:
+    there are none."""
     variant = _divided(base, left, _apart)
     if variant is None:
         return None

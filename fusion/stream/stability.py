@@ -1,8 +1,9 @@
-"""Whether a model has come to rest: all blocks have their weights at addresses that stay, and nothing that a call depends on has
-changed. Then what was captured of its calls (`graphs/calls.py`) still holds.
+"""Whether a model is settled: all blocks have their weights at addresses that stay, and nothing has
+changed that a call depends on. CUDA graphs of its calls hold as long as it is.
 
-The pager knows what it moved itself. The rest is told here: what does not stream moved, other patches, attributes that other nodes
-have replaced, other nodes' code that has a part in each call.
+The pager knows what it moved itself. Everything else is told here: moves of weights that do not
+stream, other patches, attributes that other nodes replaced, code of other nodes that takes part in
+each call.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ...memory import Pager
 
 
 class Captured(Protocol):
-    """What was captured of a model's calls, for as long as it is settled: see `graphs/calls.py`."""
+    """The CUDA graphs of a model's calls."""
 
     attempts: int  # calls in which it was tried
 
@@ -32,7 +33,7 @@ class Captured(Protocol):
 
 
 class Changes:
-    """What of a model changed that its pager does not know of."""
+    """Changes of a model that its pager does not know of."""
 
     def __init__(self) -> None:
         self._moves = 0
@@ -41,21 +42,24 @@ class Changes:
         self._settled_at: Hashable = None  # the last generation
 
     def moved(self) -> None:
-        """Something of the model lies elsewhere now, or has other numbers."""
+        """Some tensor of the model has another address or other numbers now."""
         self._moves += 1
 
     def has_objects(self, objects: Mapping[str, Any]) -> None:
-        """Other nodes put these in the place of attributes of the model, by name, until further notice."""
+        """These objects of other nodes stand in the place of the model's attributes, by name, until
+        the next call."""
         if self._objects.become(objects):
             self.moved()
 
     def disturbed(self, why: str, is_so: bool) -> None:
-        """Whether another node's code has a part in what the weights or the modules are at each call."""
+        """Another node's code takes part in each call (is_so), or does not any more. why: the
+        reason to tell a user."""
         self.moved()
         self._disturbances = {*self._disturbances - {why}, *((why,) if is_so else ())}
 
     def settled(self, pager: Pager, unpatched: Callable[[Pager], str | None]) -> Settled:
-        """unpatched: why the weights that the pager has are not all that a product reads; asked once a generation."""
+        """unpatched: why products read more than the weights in the pager; asked once a generation.
+        """
         if self._disturbances:
             return Settled(None, min(self._disturbances))
         standing = pager.standing()
@@ -79,16 +83,14 @@ def _not_yet(pager: Pager) -> Settled:
 
 
 class Objects:
-    """What other nodes have put in the place of attributes of a model, by name: the same as the last time, or others?
-
-    None of them is kept alive: some refer to the model.
-    """
+    """Objects that other nodes put in the place of a model's attributes, by name. They are not kept
+    alive, because some refer to the model."""
 
     def __init__(self) -> None:
         self._marks: dict[str, Any] = {}
 
     def become(self, objects: Mapping[str, Any]) -> bool:
-        """Whether these are others than the last ones."""
+        """Remember these objects. Returns whether they differ from the last ones."""
         marks = self._marks
         same = marks.keys() == objects.keys() and all(_is_of(marks[name], value) for name, value in objects.items())
         if not same:

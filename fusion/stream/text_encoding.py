@@ -1,7 +1,7 @@
 """What stands around each use of a streamed text encoder: encoding, and where it can, writing.
 
-An encoding moves the running node's bar by its blocks, is one pass of them, and does not leave if the file changed meanwhile. It
-has no end of its own that a patcher hears of.
+An encoding moves the running node's bar by its blocks, is one pass of them, and does not leave if
+the file changed meanwhile. It has no end of its own that a patcher hears of.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ def watch_encoding(model: Any, stream: BlockStream) -> None:
 
 
 def hold_while_writing(network: Any, stream: BlockStream, block: int) -> None:
-    """Let the table that a network's words come from be there when they are looked up: stock does not call it."""
+    """Let the table that a network's words come from be there when they are looked up: stock does
+    not call it."""
     mix(network, _Writes, **{HEAD: (stream, block)})
 
 
 def words_held(network: Any) -> AbstractContextManager[None]:
-    """For this time the table that a network's words come from is where it computes. Of one whose words do not stream nothing has
-    to be done."""
+    """For this time the table that a network's words come from is where it computes. Of one whose
+    words do not stream nothing has to be done."""
     held = network.__dict__.get(HEAD)
     if held is None:
         return contextlib.nullcontext()
@@ -38,8 +39,9 @@ def words_held(network: Any) -> AbstractContextManager[None]:
 
 
 def begin_writing(network: Any, layers: Sequence[Any], *, at_last: bool = False) -> None:
-    """Before the first of these layers is called: a streamed table of words takes its place, and its stream is told what a text
-    needs of a model that sees as well. at_last: the text has become long, see `BlockStream.runs_only`."""
+    """Before the first of these layers is called: a streamed table of words takes its place, and
+    its stream is told what a text needs of a model that sees as well. at_last: the text has become
+    long, see `BlockStream.runs_only`."""
     doors = [layer.__dict__[STREAMED] for layer in layers if STREAMED in layer.__dict__]
     blocks = [i for _, i in doors]
     if not doors or None in blocks:  # or their parts are paged

@@ -1,15 +1,20 @@
-"""What blocks make of a text, kept from one step to the next: the weights that make it need not come again.
+"""Keys and values of texts, kept from one step to the next, so that the weights which make them
+need not come again.
 
-Of Wan's attention to the text, keys and values see nothing but the prompt (and the picture), which is the same at every step. So
-where part of a model passes through, their weights pass only when a text is seen for the first time (`segments.py`), block by block
-within that step, and what they made lies in one room that was taken with the weights' own: a step's reckoning finds it taken.
+The keys and values of Wan's attention to the text depend on the prompt (and the picture) alone,
+which is the same at every step. Where part of a model passes through, their weights therefore pass
+only when a text is new (`segments.py`), block by block within that step. The results lie in one
+piece of device memory, taken together with the memory of the weights, so the estimate of a step
+finds it taken.
 
-A text is known by its numbers, compared on the device; the host waits for the answer once a call, at its first block, and later
-ones of the call are given the same tensor. Whatever else a product depends on is part of the key, or forgets them all: patches of
-these weights, what was unloaded, moved or opened anew.
+A text is recognised by its numbers, compared on the device. The host waits for the answer once a
+call, at its first block; later blocks of the call are given the same tensor. Everything else that a
+result depends on is part of the key, or makes all texts be forgotten: patches of these weights, an
+unload, a move, a new pager.
 
-What does not fit is computed at each call, as ever. Of texts that take turns in too small a room the one used longest ago is the
-one that is needed next, so none yields to another within a sampling, unless nobody has asked for it in a while.
+Texts that do not fit are computed at each call. When several texts share too small a memory, the
+one used longest ago is needed next; so no text yields to another within a sampling, unless it has
+not been asked for in a while.
 """
 
 from __future__ import annotations
@@ -24,18 +29,18 @@ from torch import Tensor, nn
 from ...gpu.call_key import span
 from ..base.format import counted
 
-ALIGNMENT = 256  # of what is kept of a block: what matrix products like best
-STALE = 16  # calls in which nobody has asked for a text: it may yield
-IN_VAIN = 8  # calls in a row that the weights came for all the same: not worth it
+ALIGNMENT = 256  # bytes, at which a block's results begin: what matrix products like best
+STALE = 16  # calls without a question for a text, after which it may yield
+IN_VAIN = 8  # calls in a row for which the weights came all the same: keeping is not worth it then
 
 
 @dataclass(frozen=True)
 class OfText:
-    """What of a block sees texts alone.
+    """The part of a block that sees texts alone.
 
-    door     the module that attends to texts: who calls it finds these weights, too
-    modules  that have the weights
-    nbytes   of a text as long as they usually are, as it comes to a block; keys have as many, and values
+    door     the module that attends to texts; a call of it brings these weights too
+    modules  the modules that hold the weights
+    nbytes   bytes of a text of usual length as it comes to a block; its keys have as many, and its values
     """
 
     door: nn.Module
@@ -44,14 +49,15 @@ class OfText:
 
 
 def room_for(nbytes: int, blocks: int) -> int:
-    """Bytes of the device for texts of so many together, and what so many blocks make of them: keys and values, in up to four
-    pieces."""
+    """Device bytes for texts of `nbytes` together, and for the keys and values that so many blocks
+    make of them, in up to four pieces each."""
     return _aligned(nbytes) + blocks * (2 * _aligned(nbytes) + 4 * ALIGNMENT)
 
 
 @dataclass(eq=False)
 class Text:
-    """What is kept of one call's texts. made: by block; begin, end, at: in the room, and how far it is full."""
+    """One call's texts and their results. made: results by block. begin, end: its range in the
+    room. at: how far it is full."""
 
     key: Hashable
     context: Tensor  # the caller's, until there is room for a copy
@@ -63,14 +69,15 @@ class Text:
 
 
 class TextKV:
-    """Of one stream. Calls come from the thread that runs the model, or while no block is in use."""
+    """The kept texts of one stream. Calls come from the thread that runs the model, or while no
+    block is in use."""
 
     def __init__(self) -> None:
         self.room: Tensor | None = None
         self.known: list[Text] = []
-        self.came = 0  # calls that the weights came for
-        self.spared = 0  # calls that did without
-        self.in_vain = 0  # calls in a row, the last ones, that they came for
+        self.came = 0  # calls for which the weights came
+        self.spared = 0  # calls without them
+        self.in_vain = 0  # the last calls in a row for which they came
         self._blocks = 0
         self._calls = 0
         self._over = 0  # how many calls there were when the last sampling ended
@@ -78,37 +85,39 @@ class TextKV:
 
     @property
     def nbytes(self) -> int:
-        """Of the device."""
+        """Device bytes."""
         return 0 if self.room is None else self.room.nbytes
 
     def open(self, room: Tensor, blocks: int) -> None:
-        """room: bytes of the device. blocks: so many keep something of each text."""
+        """room: device memory, uint8 [bytes]. blocks: number of blocks that keep results of each
+        text."""
         self.close()
         self.room, self._blocks = room, blocks
 
     def close(self) -> None:
-        """The room is given back by whoever took it."""
+        """Forget everything; the caller gives the room back."""
         self.forget()
         self.room = None
 
     def forget(self) -> None:
-        """What was made would be made otherwise now."""
+        """Forget all texts, because their results would be others now."""
         self.known, self._now = [], None
 
     def call_ended(self, *, came: bool) -> None:
-        """came: whether any of the weights had to."""
+        """A call is over. came: whether any text weights came in it."""
         self._now = None
         self.came += came
         self.spared += not came
         self.in_vain = self.in_vain + 1 if came else 0
 
     def sampling_ended(self) -> None:
-        """From now on any of them may yield to another."""
+        """Any text may yield to another from now on."""
         self._over = self._calls
 
     def of(self, context: Tensor, key: Hashable, call: object) -> Text | None:
-        """What is kept for a context with these numbers; None: there is no room. call: that is under way, the same object
-        throughout; None: none is, or what was passed in it may have been written to since."""
+        """The kept results for a context with these numbers; None: there is no room. call: an
+        object that stands for the call under way; None: there is none, or the context may have been
+        written to since it began."""
         if self.room is None:
             return None
         if self._now is not None and call is not None:
@@ -122,7 +131,8 @@ class TextKV:
         return found
 
     def keep(self, text: Text, i: int, made: Sequence[Tensor]) -> None:
-        """What block i made of a text: as it lies, since attention may choose by that. Nothing where there is no room."""
+        """Keep block i's results with their strides, because attention may choose a kernel by
+        these. Keeps nothing where there is no room."""
         pieces = list(_pieces(made))
         nbytes = sum(_aligned(piece.nbytes) for piece in pieces)
         if (
@@ -143,7 +153,7 @@ class TextKV:
         text.made[i] = [found[number] for number in range(len(made))]
 
     def words(self) -> str:
-        """For the report; nothing where there is no room."""
+        """A sentence for the report; empty where there is no room."""
         if self.room is None:
             return ""
         held = f"{counted(len(self.known), 'text', 'texts')}, with {self.nbytes / 2**30:.2f} GiB of VRAM for them"
@@ -160,7 +170,7 @@ class TextKV:
         return next((text for text, is_same in zip(alike, same, strict=True) if is_same), None)
 
     def _has_begun(self, text: Text, nbytes: int) -> bool:
-        """Finds room for a text of which each block makes so many bytes, at the cost of those that may yield."""
+        """Find room for a text of which each block makes so many bytes; texts that may yield go."""
         context = text.context
         size = _aligned(context.nbytes)
         begin = self._place(size + self._blocks * nbytes)
@@ -193,7 +203,8 @@ class TextKV:
 
 
 class _Piece(NamedTuple):
-    """Tensors that share memory, by their numbers, and all of it from the first of their elements to the last."""
+    """Tensors that share memory: their numbers, and the memory from their first element to the
+    last."""
 
     numbers: Sequence[int]
     whole: Tensor

@@ -1,9 +1,10 @@
-"""One device's memory for streamed weights: who holds how much, and who gives when another one needs it.
+"""One device's memory for streamed weights: which model holds how much, and which gives when
+another needs memory.
 
-A budget set by hand is a ceiling for one model's weights; all streamed models of a device together hold no more than the
-largest ceiling among them, so that a pair of models takes turns in one budget. `auto` is the whole card less what stock
-reserves for the desktop; what is left of that for weights, after the activations of the latent at hand, stock's memory
-management says at every load.
+A budget set by hand is a ceiling for one model's weights. All streamed models of a device together
+hold no more than the largest ceiling among them, so a pair of models takes turns in one budget.
+`auto` is the whole card less what ComfyUI reserves for the desktop; at every load ComfyUI's memory
+management says how much of that is left for weights, after the activations of the latent at hand.
 """
 
 from __future__ import annotations
@@ -18,35 +19,38 @@ import torch
 from ...memory import DeviceBudget, OverBudget, RamBudget
 
 GIB = 2**30
-LOADER = "FuseStream Diffusion Model Loader"  # whose messages name it, unless another is named
+LOADER = "FuseStream Diffusion Model Loader"  # the node that messages name by default
 
 
 class OutOfVram(torch.OutOfMemoryError):
-    """Weights do not fit. Of this kind because ComfyUI then unloads everything and still shows the message."""
+    """Weights do not fit. Of this kind because ComfyUI then unloads everything and still shows the
+    message."""
 
     __module__ = "fusestream"
 
 
 def out_of_vram(error: OverBudget, loader: str = LOADER) -> OutOfVram:
-    """The pager's answer as the error that ComfyUI knows what to do with; its words name pool, need, have and knob."""
+    """The pager's error as one that ComfyUI handles; its words name the pool, the need, what there
+    is and the setting."""
     return OutOfVram(str(error).replace("the VRAM budget", f"vram_budget in the {loader}"))
 
 
 class Member(Protocol):
-    """Who holds memory of a pool."""
+    """A holder of a pool's memory."""
 
     @property
     def ceiling(self) -> int | None:
-        """Bytes that it may hold; None: as much as there is."""
+        """Bytes that it may hold; None: all that there are."""
 
     @property
     def last_used(self) -> float: ...
 
     def release_graphs(self) -> int:
-        """Give back what was captured of its calls. Returns the bytes. Never waits."""
+        """Drop its CUDA graphs. Returns their bytes. Never waits."""
 
     def shrink(self, nbytes: int) -> int:
-        """Give back about this much, unless it is in use or about to be. Returns the bytes given back. Never waits."""
+        """Give back about this much, unless it is in use or about to be. Returns the bytes given
+        back. Never waits."""
 
 
 class Pool:
@@ -69,27 +73,27 @@ class Pool:
             self._measure()
 
     def release_graphs(self) -> int:
-        """Somebody ran out of VRAM: what was captured of any model's calls is given back, for it is captured anew. Returns the
-        bytes."""
+        """Drop the CUDA graphs of all models, because a step ran out of VRAM; they are captured
+        again. Returns their bytes."""
         with self._lock:
             members = list(self._members)
         return sum(member.release_graphs() for member in members)
 
     def make_room(self, asker: Member, nbytes: int) -> int:
-        """The others give what they can do without, the one used longest ago first, until this much is left. Returns what
-        is left."""
+        """Let the other members give memory, the one used longest ago first, until this much is
+        left. Returns the bytes that are left."""
         with self._lock:
             others = [member for member in self._members if member is not asker]
         for other in sorted(
             others, key=lambda member: member.last_used
-        ):  # unlocked: one that ends meanwhile must leave
+        ):  # without the lock, because a member that ends meanwhile takes it
             missing = nbytes - self.budget.left
             if missing > 0:
                 other.shrink(missing)
         return self.budget.left
 
     def measure(self) -> None:
-        """How much its members may hold in all."""
+        """Compute anew how much its members may hold in all."""
         with self._lock:
             self._measure()
 
@@ -100,13 +104,14 @@ class Pool:
 
 
 def whole(device: torch.device) -> int:
-    """What of a device's memory may be planned with at all."""
+    """Bytes of a device that plans may count on at all."""
     total: int = comfy.model_management.get_total_memory(device)
     return max(0, int(total - comfy.model_management.extra_reserved_memory()))
 
 
 def free(device: torch.device) -> int:
-    """What of a device's memory weights could take at this moment, with what computing needs left."""
+    """Bytes of a device that weights could take at this moment, less what ComfyUI leaves for
+    computing."""
     management = comfy.model_management
     return max(0, int(management.get_free_memory(device)) - int(management.minimum_inference_memory()))
 
@@ -116,7 +121,7 @@ _pools_lock = threading.Lock()
 
 
 def pool_of(device: torch.device) -> Pool:
-    """The device's pool. A device's memory is one thing however many models there are, hence one for the process."""
+    """The device's pool: one for the process, because all models share the device."""
     with _pools_lock:
         if device not in _pools:
             _pools[device] = Pool(device)
@@ -124,7 +129,7 @@ def pool_of(device: torch.device) -> Pool:
 
 
 def measure_anew() -> None:
-    """What stock reserves has changed."""
+    """Compute all pools anew, because ComfyUI's reserve has changed."""
     with _pools_lock:
         pools = list(_pools.values())
     for pool in pools:
@@ -132,8 +137,8 @@ def measure_anew() -> None:
 
 
 class CountedRam(RamBudget):
-    """Pinned and registered RAM that stock's own account knows of too: it would pin beyond the system's limit otherwise. Each
-    model has threads that take and give back."""
+    """Pinned and registered RAM that is counted in ComfyUI's own account too, which would pin
+    beyond the system's limit otherwise. Threads of several models take and give back."""
 
     _counting = threading.Lock()
 
@@ -153,12 +158,12 @@ class CountedRam(RamBudget):
 
 
 _ram: RamBudget | None = None
-_ram_limit: float | None = None  # GiB; None: what is found
+_ram_limit: float | None = None  # GiB; None: as the machine allows
 
 
 def ram_for(nbytes: int) -> RamBudget:
-    """What all streamed models together may pin; found at the first use. Stock lets go of as many of its own registrations
-    as these bytes need of the system's limit."""
+    """The RAM that all streamed models together may pin, found at the first use. ComfyUI drops as
+    many of its own registrations as these bytes need of the system's limit."""
     global _ram  # noqa: PLW0603 - the machine's RAM is one thing too
     with _pools_lock:
         _ram = _ram or CountedRam.auto(_ram_limit)
@@ -167,8 +172,8 @@ def ram_for(nbytes: int) -> RamBudget:
 
 
 def limit_ram(gib: float | None) -> None:
-    """From now on all streamed models together pin no more; None: as much as is free. What is idle beyond it is given back at once,
-    the rest when its model is unloaded."""
+    """Let all streamed models together pin no more than this; None: as much as is free. Idle pages
+    beyond it are given back at once, others when their model is unloaded."""
     global _ram_limit
     with _pools_lock:
         _ram_limit, ram = gib, _ram
