@@ -1,6 +1,6 @@
 """A model that streams, as the owner of captured calls (`gpu/graphed_calls/`).
 
-A call is captured only while the model is settled (`Stream.settled`). The stream knows nothing of
+A call is captured only while the model is settled (`BlockStream.settled`). The stream knows nothing of
 two things, so `guard.py` looks at them: tensors that do not stream may lie elsewhere, and modules
 may keep something from one call for the next.
 """
@@ -32,7 +32,7 @@ GIB = 2**30
 
 
 class Model(Protocol):
-    """Where the weights are that calls read: a `Stream`, or a model on the card (`resident.py`)."""
+    """Where the weights are that calls read: a `BlockStream`, or a model on the card (`resident.py`)."""
 
     @property
     def device(self) -> torch.device: ...
@@ -150,13 +150,14 @@ def replayed(block: Any, body: Body, given: Sequence[Any], key: Hashable = (), m
     """body(*given), which runs this block and its kin: as a graph if their stream has graphs and they
     pay. memory: as in `GraphedCalls.call`."""
     stream, number = block.__dict__.get(STREAMED, NOWHERE)
-    graphs: Graphs | None = getattr(stream, "graphs", None)
+    graphs: Graphs | None = None if stream is None else stream.residency.graphs
     return body(*given) if graphs is None else graphs.call(body, given, (number, key), memory)
 
 
 def let_go(block: Any, memory: object) -> None:
     """Drop every graph of the block's stream that uses this memory."""
-    graphs: Graphs | None = getattr(block.__dict__.get(STREAMED, NOWHERE)[0], "graphs", None)
+    stream, _ = block.__dict__.get(STREAMED, NOWHERE)
+    graphs: Graphs | None = None if stream is None else stream.residency.graphs
     if graphs is not None:
         graphs.let_go(memory)
 

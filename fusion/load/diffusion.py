@@ -30,8 +30,8 @@ from ..patcher.vram_estimate import Reckoning
 from ..sampling import checks, step_timer
 from ..sampling.measured import describe
 from ..stream import progress
-from ..stream.blocks import lay_out_layers
 from ..stream.block_stream import BlockStream
+from ..stream.blocks import lay_out_layers
 from . import build
 from .common import let_stream, looked_at, open_to_stream, prepare, streamed_or_stock
 from .missing import require_whole

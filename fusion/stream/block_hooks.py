@@ -41,7 +41,7 @@ OURS = __name__.removesuffix("stream.block_hooks")  # how the names of the pack'
 
 
 class BlockSource(Protocol):
-    """Who has the weights of the blocks: `Stream`."""
+    """The owner of the blocks' weights: `BlockStream`."""
 
     @property
     def path(self) -> Path: ...

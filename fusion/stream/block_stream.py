@@ -23,6 +23,7 @@ from uuid import UUID
 
 import torch
 
+from ...gpu.graphed_calls import Settled
 from ...memory import Checkpoint, Layer, Weights
 from ..base.errors import NotWhileStreaming
 from ..weights.paged import Paged
@@ -36,7 +37,6 @@ from .file_weights import FileWeights
 from .patched_weights import PatchedWeights
 from .residency import Residency
 from .segments import Segmentation
-from ...gpu.graphed_calls import Settled
 from .text_kv import IN_VAIN, Compute
 
 

@@ -1,5 +1,4 @@
-"""A token embedding whose table stays in the file: the rows that are asked for are read, each once.
-"""
+"""A token embedding whose table stays in the file: the rows that are asked for are read, each once."""
 
 from __future__ import annotations
 

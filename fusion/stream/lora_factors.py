@@ -75,8 +75,7 @@ class _Form(NamedTuple):
 
 
 class Factors:
-    """The patches of one segmentation's blocks. A block whose patches change is dropped (`drop`).
-    """
+    """The patches of one segmentation's blocks. A block whose patches change is dropped (`drop`)."""
 
     def __init__(self, blocks: Sequence[Block]) -> None:
         self.parcels: Parcels | None = None  # where there is a GPU

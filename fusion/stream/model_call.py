@@ -73,6 +73,5 @@ class ModelCall:
 
 
 def wrap(patcher: Any, key: str, wrapper: Any) -> None:
-    """Put a wrapper, inside of those that are there, around each call of a MODEL and of its clones.
-    """
+    """Put a wrapper, inside of those that are there, around each call of a MODEL and of its clones."""
     patcher.add_wrapper_with_key(comfy.patcher_extension.WrappersMP.APPLY_MODEL, key, wrapper)

@@ -92,8 +92,7 @@ class PatchedWeights:
         self._scales = {}
 
     def along(self, i: int, route: PatchRoute) -> Any:
-        """The tensors of block i's patches, for the copy that brings the block; None: it has none.
-        """
+        """The tensors of block i's patches, for the copy that brings the block; None: it has none."""
         return self.factors.along(i, self._patches, route) if i in self._patched else None
 
     def ask(self, i: int, route: PatchRoute) -> None:

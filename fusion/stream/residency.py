@@ -182,8 +182,7 @@ class Residency:
                 raise vram_pool.out_of_vram(error, self.loader) from error
 
     def ready(self) -> Pager:
-        """The pager; opened as small as can be where the model was unloaded in the middle of a run.
-        """
+        """The pager; opened as small as can be where the model was unloaded in the middle of a run."""
         if self.pager is None:
             if self._pool is None:
                 raise RuntimeError("a streamed model runs before ComfyUI's memory management has loaded it")

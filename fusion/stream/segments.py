@@ -74,8 +74,7 @@ class Segmentation:
         return bounds(self.paged, device)
 
     def passing(self, device: torch.device, budget: int) -> int | None:
-        """Bytes that cross the bus in each pass within this budget; None: the budget is too small.
-        """
+        """Bytes that cross the bus in each pass within this budget; None: the budget is too small."""
         try:
             return plan_of(self.paged, device, budget - self.text_bytes).bytes_per_pass
         except OverBudget:

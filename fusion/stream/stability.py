@@ -58,8 +58,7 @@ class Changes:
         self._disturbances = {*self._disturbances - {why}, *((why,) if is_so else ())}
 
     def settled(self, pager: Pager, unpatched: Callable[[Pager], str | None]) -> Settled:
-        """unpatched: why products read more than the weights in the pager; asked once a generation.
-        """
+        """unpatched: why products read more than the weights in the pager; asked once a generation."""
         if self._disturbances:
             return Settled(None, min(self._disturbances))
         standing = pager.standing()

@@ -186,7 +186,11 @@ def test_a_replay_that_runs_out_of_vram_runs_as_ever(wan: Path, recorder: Taping
     recorder.tapes[0].fails = torch.OutOfMemoryError("none left. GPU 0")
     replayed = model.stream.residency.graphs.replayed
     assert torch.equal(sample_wan(model), want) and not recorder.tapes
-    assert model.stream.residency.graphs.replayed == replayed and reasons() == {NO_ROOM} and model.stream.residency.beside == 0
+    assert (
+        model.stream.residency.graphs.replayed == replayed
+        and reasons() == {NO_ROOM}
+        and model.stream.residency.beside == 0
+    )
 
 
 def test_a_step_that_runs_out_of_vram_gives_graphs_back(

@@ -488,7 +488,7 @@ def call_of(card: Card, nbytes: int, *, tries: bool = False, captures: bool = Fa
 
     model = SimpleNamespace(fusestream_reckoning=Reckoning())
     x = SimpleNamespace(is_cuda=True, device=card.device, shape=LATENT)
-    return SimpleNamespace(x=x, model=model, run=run, stream=SimpleNamespace(graphs=graphs))
+    return SimpleNamespace(x=x, model=model, run=run, stream=SimpleNamespace(residency=SimpleNamespace(graphs=graphs)))
 
 
 def test_what_a_step_took_is_what_came_on_top(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -517,7 +517,7 @@ def test_a_step_in_which_kernels_were_tried_or_captured_says_nothing(
 
 
 def test_the_last_word_is_the_last_error_or_the_first() -> None:
-    stream: Any = SimpleNamespace(least=GIB)
+    stream: Any = SimpleNamespace(residency=SimpleNamespace(least=GIB))
     assert "held 3.00 GiB, down to the 1.00 they need: no room Make" in str(
         vram_retry._too_little(stream, 3 * GIB, "no room\nat all")
     )
