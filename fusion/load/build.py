@@ -36,10 +36,9 @@ from ..files.llama_cpp import has_no_vision
 from ..stream import no_head, no_vision
 from ..stream.blocks import Block, blocks_of, found_in
 from ..stream.embedding import FileEmbedding
-from ..weights import ggml_tensor
 from ..weights.meta_tensor import META, StandIn, tensors_of
 from ..weights.paged import Paged
-from ..weights.storage import is_quantised, stored
+from ..weights.storage import storage_of, stored
 from . import filling
 from .missing import names_of, require_streamable
 from .request import LoadRequest
@@ -297,7 +296,7 @@ def _tables(model: nn.Module, source: Checkpoint) -> Iterator[Paged]:
         seen.add(id(table))
         weight = table.weight
         data: Any = stored(weight)
-        if is_quantised(weight) and not ggml_tensor.is_held(weight):
+        if not storage_of(weight).has_rows:
             raise NotStreamable(
                 f"{source.files[0].path}: its token embedding is quantised, of which no rows can be read. "
                 + without_streaming(source.files[0].path)

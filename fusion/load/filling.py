@@ -22,7 +22,7 @@ from ..stream.blocks import operations, weights_of
 from ..weights import ggml_blocks, ggml_tensor
 from ..weights.meta_tensor import META, StandIn
 from ..weights.paged import Paged
-from ..weights.storage import FP8, is_quantised, stored
+from ..weights.storage import FP8, is_quantised, storage_of, stored
 
 Named = Sequence[tuple[str, nn.Module]]  # a model's blocks, by name
 Types = dict[tuple[int, str], torch.dtype]  # by a module's id and a parameter's name
@@ -140,7 +140,7 @@ def emptied(paged: Iterable[Paged]) -> tuple[Paged, ...]:
         weight: Any = one.stand_in
         bare = torch.empty_like(one.storage.as_subclass(torch.Tensor), device=META)
         if is_quantised(weight):
-            bare = type(weight)(bare, weight._layout_cls, _real_scales(weight._params))
+            bare = storage_of(weight).holding(bare, _real_scales(weight._params))
         empty = nn.Parameter(bare, requires_grad=False)
         one.module._parameters[one.attribute] = empty
         found.append(dataclasses.replace(one, stand_in=empty))
@@ -169,7 +169,7 @@ def read_rest(net: nn.Module, in_file: Iterable[Paged]) -> None:
 def _real(tensor: Any) -> torch.Tensor:
     """The tensor with its bytes."""
     if is_quantised(tensor):
-        quantised: torch.Tensor = type(tensor)(_real(tensor._qdata), tensor._layout_cls, _real_scales(tensor._params))
+        quantised: torch.Tensor = storage_of(tensor).holding(_real(stored(tensor)), _real_scales(tensor._params))
         return quantised
     if isinstance(tensor, StandIn):
         return tensor.read()
