@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent
 PACKAGES = ("bench", "checkpoints", "fusion", "gpu", "kernels_cuda", "memory", "nodes")
 MOST_WORKERS = 4  # of the tests: each holds a torch and a ComfyUI of its own
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "tools"))
 
 from bed import (  # noqa: E402 - the path above comes first
     browser,
@@ -157,7 +157,7 @@ def demo(options: argparse.Namespace, _rest: list[str]) -> int:
         bed, folder = set_up(options, with_browser=False)
     own = [f"--{name}={value}" for name in ("model", "clip", "vae", "prompt") if (value := getattr(options, name))]
     where = ["--comfyui", str(folder), "--base", str(bed.cache / "demo"), "--output", str(options.output)]
-    return call(bed, "-m", "bed.demo", *where, *own, env={"PYTHONPATH": str(ROOT / "tests")})
+    return call(bed, "-m", "bed.demo", *where, *own, env={"PYTHONPATH": str(ROOT / "tools")})
 
 
 def test(options: argparse.Namespace, rest: list[str]) -> int:
@@ -232,7 +232,7 @@ def kernels(options: argparse.Namespace, rest: list[str]) -> int:
 def workflows(options: argparse.Namespace, _rest: list[str]) -> int:
     bed, folder = set_up(options, with_browser=False)
     pictures = ["--pictures"] if options.pictures else []
-    env = {"PYTHONPATH": str(ROOT / "tests"), "COMFYUI_PATH": str(folder)}
+    env = {"PYTHONPATH": str(ROOT / "tools"), "COMFYUI_PATH": str(folder)}
     return call(bed, "-m", "bed.templates", *pictures, env=env)
 
 
@@ -244,7 +244,7 @@ def lines(_options: argparse.Namespace, _rest: list[str]) -> int:
 def docs(options: argparse.Namespace, _rest: list[str]) -> int:
     bed, _ = set_up(options, with_browser=False)
     tested_versions.write_page()
-    return call(bed, "-m", "bed.families", env={"PYTHONPATH": str(ROOT / "tests")})
+    return call(bed, "-m", "bed.families", env={"PYTHONPATH": str(ROOT / "tools")})
 
 
 def wheel(options: argparse.Namespace, _rest: list[str]) -> int:
@@ -288,8 +288,8 @@ def check(bed: Bed) -> int:
     packages.mkdir(parents=True, exist_ok=True)
     link_folder(packages / "fusestream", ROOT)
     modules = [f"-p=fusestream.{folder}" for folder in PACKAGES]
-    env = {"MYPYPATH": os.pathsep.join([str(packages), str(ROOT / "tests")])}
-    beside = {"MYPYPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+    env = {"MYPYPATH": os.pathsep.join([str(packages), str(ROOT / "tests"), str(ROOT / "tools")])}
+    beside = {"MYPYPATH": os.pathsep.join([str(ROOT), str(ROOT / "tools")])}
     config = f"--config-file={ROOT / 'pyproject.toml'}"
     sources = sorted(str(path) for suffix in ("cu", "cuh") for path in (ROOT / "kernels_cuda").rglob(f"*.{suffix}"))
     codes = [

@@ -28,7 +28,7 @@ import gguf
 ROOT = Path(__file__).resolve().parents[2]
 CORPUS = Path(__file__).resolve().parent / "corpus" / "gguf.jsonl"
 if __name__ == "__main__":  # called as a script: nobody has loaded the pack or put `tests` on the path
-    sys.path.insert(0, str(ROOT / "tests"))
+    sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tools")]
     from bed import pack
 
     pack.load()

@@ -32,7 +32,7 @@ from safetensors import SafetensorError, safe_open
 ROOT = Path(__file__).resolve().parents[2]
 CORPUS = Path(__file__).resolve().parent / "corpus" / "headers.jsonl"
 if __name__ == "__main__":  # called as a script: nobody has loaded the pack or put `tests` on the path
-    sys.path.insert(0, str(ROOT / "tests"))
+    sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tools")]
     from bed import pack
 
     pack.load()

@@ -46,7 +46,7 @@ def write_winners(path: Path, halfway: bool) -> None:
 
 def write_models(path: Path, halfway: bool) -> None:
     """A weight file: all of its numbers are the same, and others the next time."""
-    sys.path.insert(0, str(ROOT / "tests"))
+    sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tools")]
     from bed import pack
 
     pack.load()

@@ -406,7 +406,7 @@ def test_no_more_than_pieces_are_read_and_written(tmp_path: Path, monkeypatch: p
 MEASURED = """
 import resource, sys
 from pathlib import Path
-sys.path.insert(0, {tests!r})
+sys.path.insert(0, {tools!r})
 from bed import pack
 pack.load()
 from fusestream.checkpoints.quantise import quantise
@@ -431,7 +431,7 @@ def test_a_large_file_takes_little_memory(tmp_path: Path) -> None:
     with large.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         file.truncate(8 + len(text) + at)
-    code = MEASURED.format(tests=str(ROOT / "tests"))
+    code = MEASURED.format(tools=str(ROOT / "tools"))
     command = [sys.executable, "-c", code, *map(str, (small, tmp_path / "out.gguf", large))]
     grown = int(subprocess.run(command, check=True, capture_output=True, text=True, cwd=tmp_path).stdout.split()[-1])
     assert grown < 48 << 10, f"{grown >> 10} MiB"

@@ -143,6 +143,6 @@ def test_messages_are_quoted_as_they_are_said(node: str, language: str) -> None:
 @each_language
 def test_the_words_of_every_family_are_translated_and_no_others(language: str) -> None:
     """The tables are written by a command, of these."""
-    assert COVERS.keys() == {family.covers for family in FAMILIES}, "tests/bed/covers.py"
+    assert COVERS.keys() == {family.covers for family in FAMILIES}, "tools/bed/covers.py"
     for english, translations in COVERS.items():
         assert Counter(FIGURE.findall(translations[language])) == Counter(FIGURE.findall(english)), english

@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "adding-a-family.md"
 COPIED = (
     "__init__.py", "pyproject.toml", "checkpoints", "fusion", "gpu", "kernels_cuda", "memory", "nodes",
-    "tests/bed", "tests/conftest.py", "tests/family_scenes.py", "tests/scenes.py",
+    "tools/bed", "tests/conftest.py", "tests/family_scenes.py", "tests/scenes.py",
     "tests/unit/conftest.py", "tests/unit/tools/test_adding_a_family.py",
 )  # fmt: skip
 LISTED = "fusion/families/__init__.py"
@@ -151,7 +151,7 @@ def typed(tree: Path, page: str) -> set[str]:
 
 def asked(*arguments: str, tree: Path) -> str:
     """What Python says to this in the copy."""
-    env = {**os.environ, "PYTHONPATH": str(tree / "tests"), "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tree / "tests"), str(tree / "tools")]), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, *arguments]
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tree, env=env, timeout=300)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]

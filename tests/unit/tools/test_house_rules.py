@@ -74,7 +74,7 @@ KEPT = {
     "residual_gate_norm_modulate": "modules: a residual and the norm behind it",
 }
 
-TESTS = {"tests", *(path.stem for path in (ROOT / "tests").iterdir())}
+TESTS = {"tests", "bed", *(path.stem for path in (ROOT / "tests").iterdir())}
 
 PAGES = [
     ROOT / "README.md",
@@ -84,7 +84,7 @@ PAGES = [
     ROOT / "kernels_cuda" / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
 ]
-FOLDERS = (*MAY_IMPORT, "bench", "checkpoints", "tests", "docs", "workflows", "subgraphs", "locales")
+FOLDERS = (*MAY_IMPORT, "bench", "checkpoints", "tests", "tools", "docs", "workflows", "subgraphs", "locales")
 SUFFIXES = (".py", ".md", ".json", ".cu", ".cuh", ".svg", ".png")
 # What pages name that is a user's, ComfyUI's, or made by a command.
 ELSEWHERE = (

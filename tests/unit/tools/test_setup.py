@@ -23,6 +23,7 @@ from bed.paths import Bed
 
 ROOT = Path(__file__).resolve().parents[3]
 TESTS = ROOT / "tests"
+TOOLS = ROOT / "tools"
 SETUP = """
 import sys
 from pathlib import Path
@@ -49,7 +50,7 @@ def bed(tmp_path: Path) -> Bed:
 def start(here: Path) -> subprocess.Popen[bytes]:
     environment_without_comfyui = {key: value for key, value in os.environ.items() if key != "COMFYUI_PATH"}
     return subprocess.Popen(
-        [sys.executable, "-c", SETUP, str(TESTS), str(here)],
+        [sys.executable, "-c", SETUP, str(TOOLS), str(here)],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment_without_comfyui,
     )  # fmt: skip
 
@@ -208,7 +209,7 @@ def test_a_child_that_outlives_its_parent_keeps_the_lock(tmp_path: Path) -> None
         "    steps.run([sys.executable, '-c', 'import sys; open(sys.argv[1], \"w\").close(); import time; time.sleep(2)',"
         " sys.argv[2] + '.up'], 'sleeping', '')\n"
     )
-    parent = subprocess.Popen([sys.executable, "-c", code, str(TESTS), str(lock)])
+    parent = subprocess.Popen([sys.executable, "-c", code, str(TOOLS), str(lock)])
     while not Path(f"{lock}.up").exists():
         assert parent.poll() is None
         time.sleep(0.01)

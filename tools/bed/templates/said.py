@@ -42,7 +42,7 @@ def _line(line: str, language: str) -> str:
     while place < len(line):
         fitting = [(found, sentence) for known, sentence in PATTERNS if (found := known.match(line, place))]
         if not fitting:
-            raise NotSaid(f"tests/bed/templates/said.json has no sentence for {line[place:]!r}")
+            raise NotSaid(f"tools/bed/templates/said.json has no sentence for {line[place:]!r}")
         found, sentence = max(fitting, key=lambda one: one[0].end())
         values = {name: _value(name, value, language) for name, value in found.groupdict().items()}
         out += sentence[language].format_map(values)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SUFFIXES = (".py", ".cu", ".cuh", ".js")
-TESTS = ("tests",)
+TESTS = ("tests", "tools")
 NO_CODE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING)
 COMMENTS = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 
@@ -83,8 +83,8 @@ def table(found: Mapping[str, Lines]) -> str:
     rows = [(place or "(root)", _sum([each])) for place, each in sorted(found.items())]
     top = [place for place in found if "/" not in place]
     for name, places in (
-        ("all but tests", [p for p in top if p not in TESTS]),
-        ("tests", [p for p in top if p in TESTS]),
+        ("all but tests and tools", [p for p in top if p not in TESTS]),
+        ("tests and tools", [p for p in top if p in TESTS]),
     ):
         rows.append((name, _sum([found[place] for place in places])))
     told = [f"{name:32}{files:>8}{whole:>9}{code:>9}" for name, (files, whole, code) in rows]
