@@ -53,12 +53,12 @@ from .ops.norm.group_norm import (
     instance_norm,
     join_moments,
 )
-from .ops.norm.norm_modulate import norm_modulate, residual_gate_norm_modulate
+from .ops.norm.norm_modulate import norm_modulate
 from .ops.norm.rms_parts import rms_parts
 from .ops.norm.rms_rope import rms_rope_
 from .ops.norm.rms_rope_keep import rms_rope_keep
 from .ops.norm.rms_rope_sums import rms_rope_sums
-from .ops.quant.dequantise import dequantise, dequantise_rows
+from .ops.quant.dequantise import dequantise
 from .ops.quant.int8_to_half import int8_to_half
 from .ops.quant.rows_to_int8 import Int8Rows, rows_to_int8
 from .ops.quant.to_half import to_half
@@ -91,7 +91,6 @@ __all__ = [
     "conv3d",
     "decode_attention",
     "dequantise",
-    "dequantise_rows",
     "diffusion_step",
     "few_rows",
     "few_rows_serves",
@@ -123,7 +122,6 @@ __all__ = [
     "norm_modulate",
     "obstacle",
     "preload",
-    "residual_gate_norm_modulate",
     "rms_parts",
     "rms_rope_",
     "rms_rope_keep",

@@ -29,10 +29,15 @@ class Call:
     policy: KernelPolicy = STANDARD
 
     @property
+    def first(self) -> Tensor:
+        """The tensor that the op works on, or writes to: every op has one."""
+        found = self.tensors[0]
+        assert found is not None
+        return found
+
+    @property
     def device(self) -> torch.device:
-        first = self.tensors[0]
-        assert first is not None  # the first operand of every op is the tensor it works on
-        return first.device
+        return self.first.device
 
     @property
     def present(self) -> list[Tensor]:

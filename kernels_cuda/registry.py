@@ -243,6 +243,37 @@ class Op:
         plan = self.resolve(call)
         return _checked(call, plan) if os.environ.get("FUSESTREAM_CHECK_BOUND") else plan
 
+    def into(self, name: str, *, at: int = 0, stock: Callable[[Call], Plan | None] = lambda _: None) -> Op:
+        """The op that writes the same to an operand `out`, of the result's shape, instead of making it.
+
+        at     where `out` stands among the tensors; obstacles and plans find it there
+        stock  see StockCandidate.plan
+
+        The type of `out` takes the place of the last option, if that is the type of the result.
+        """
+        arguments = self.schema[1 : self.schema.index(")")].split(", ")
+        typed = "ScalarType? out_dtype" in arguments
+        kept = [argument for argument in arguments if argument != "ScalarType? out_dtype"]
+
+        def writing(make: Callable[..., Any]) -> Callable[..., None]:
+            def run(*arguments: Any) -> None:
+                out = arguments[at]
+                out.copy_(make(*arguments[:at], *arguments[at + 1 :], *((out.dtype,) if typed else ())))
+
+            return run
+
+        return replace(
+            self,
+            name=name,
+            schema=f"({', '.join((*kept[:at], 'Tensor(a!) out', *kept[at:]))}) -> ()",
+            reference=writing(self.reference),
+            fake=lambda *_: None,
+            candidates=[
+                replace(one, run=writing(one.run), plan=stock) if isinstance(one, StockCandidate) else one
+                for one in self.candidates
+            ],
+        )
+
     def forget(self) -> None:
         """Drop this thread's plans: for tests that change what candidates find."""
         self._thread.plans.clear()

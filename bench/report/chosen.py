@@ -6,7 +6,6 @@ from __future__ import annotations
 CHOSEN = (
     "norm_modulate|Wan 1.3B 480x832x81: 32760x1536",
     "norm_modulate|Wan 14B 480x832x81: 32760x5120",
-    "residual_gate_norm_modulate|Wan 1.3B 480x832x81: 32760x1536",
     "rms_rope_|Wan 1.3B 480x832x81",
     "gated_residual_|Wan 1.3B 480x832x81: 32760x1536",
     "gelu|Wan 1.3B feed-forward, tanh: 32760x8960",

@@ -267,8 +267,7 @@ CLAIMS: tuple[tuple[str, str | Callable[[Figures], str]], ...] = (
         lambda f: (
             "Not worth it: attention and the products have different best shapes, and each is limited by arithmetic alone. Norm, "
             f"RoPE, gate and residual are fused to their neighbours: RMSNorm with RoPE {f.kernel('rms_rope_', WAN13)}, norm with "
-            f"modulation {f.kernel('norm_modulate', WAN13)}, gate, residual, norm and modulation "
-            f"{f.kernel('residual_gate_norm_modulate', WAN13)}"
+            f"modulation {f.kernel('norm_modulate', WAN13)}"
         ),
     ),
     ("Norm in the epilogue or prologue of a product", "Could win 5 % by the bound; not built"),

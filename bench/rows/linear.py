@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...kernels_cuda.ops.matmul.linear import pair_stock, stock, stock_
+from ...kernels_cuda.ops.matmul.linear import LINEAR_, pair_stock, stock
+from ...kernels_cuda.registry import StockCandidate
 from ..measure import sum_bytes
 from ..row import Row, Tensors
 
@@ -21,6 +22,7 @@ STREAM = ("none", 2.0**6, False, None)
 # Qwen3 with two parts of each operand: sums that stay fp32, and what is added to the stream where it lies.
 SUMS = ("none", 1.0, True, torch.float32)
 ADDED, ADDED_HIDDEN = ("none", 1.0, True), ("none", 2.0**6, True)
+stock_into = next(one.run for one in LINEAR_.candidates if isinstance(one, StockCandidate))
 
 
 def half(*shape: int) -> Tensor:
@@ -80,7 +82,7 @@ def qwen(model: str, tokens: int, d: int, heads: int, ffn: int) -> list[Row]:
 
     def added(what: str, rows_: int, k: int, options: tuple[Any, ...]) -> Row:
         label, flops = f"{model}, {what} into the fp32 stream: {rows_}x{d}x{k} precise", 2.0 * rows_ * d * k
-        return Row("linear_", label, lambda: in_place(rows_, d, k), options, stock_, moved, flops=flops)
+        return Row("linear_", label, lambda: in_place(rows_, d, k), options, stock_into, moved, flops=flops)
 
     return [
         wide("gate and up", 2 * ffn, d),

@@ -1,15 +1,14 @@
-"""norm_modulate and residual_gate_norm_modulate at the shapes of Wan 2.1, Wan 2.2 5B and UMT5."""
+"""norm_modulate at the shapes of Wan 2.1 and Wan 2.2 5B."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from ...kernels_cuda.ops.norm.norm_modulate import residual_stock, stock
+from ...kernels_cuda.ops.norm.norm_modulate import stock
 from ..row import Row, Tensors
 
 LAYER = (1e-6, "layer", None)
-T5 = (1e-6, "rms", torch.float16)
 
 
 def half(*shape: int) -> Tensor:
@@ -20,16 +19,6 @@ def norm(b: int, s: int, d: int, dtype: torch.dtype = torch.float16, per_token: 
     """As WanAttentionBlock has them: scale and shift are chunks of the six modulation rows."""
     rows = torch.randn(b, s if per_token else 1, 6, d, device="cuda").to(dtype).unbind(2)
     return half(b, s, d), rows[1], rows[0], None, None
-
-
-def residual(b: int, s: int, d: int, dtype: torch.dtype = torch.float16, per_token: bool = False) -> Tensors:
-    rows = torch.randn(b, s if per_token else 1, 6, d, device="cuda").to(dtype).unbind(2)
-    return half(b, s, d), half(b, s, d), rows[2], rows[4], rows[3], None, None
-
-
-def t5(s: int) -> Tensors:
-    x = torch.randn(1, s, 4096, device="cuda")
-    return x, half(1, s, 4096), None, None, None, half(4096), None
 
 
 ROWS = [
@@ -54,41 +43,4 @@ ROWS = [
         LAYER,
         stock,
     ),
-    Row(
-        "residual_gate_norm_modulate",
-        "Wan 1.3B 480x832x81: 32760x1536",
-        lambda: residual(1, 32760, 1536),
-        LAYER,
-        residual_stock,
-    ),
-    Row(
-        "residual_gate_norm_modulate",
-        "Wan 14B 480x832x81: 32760x5120",
-        lambda: residual(1, 32760, 5120),
-        LAYER,
-        residual_stock,
-    ),
-    Row(
-        "residual_gate_norm_modulate",
-        "Wan 14B 720x1280x81: 75600x5120",
-        lambda: residual(1, 75600, 5120),
-        LAYER,
-        residual_stock,
-    ),
-    Row(
-        "residual_gate_norm_modulate",
-        "Wan 2.2 5B, per token: 27280x3072",
-        lambda: residual(1, 27280, 3072, per_token=True),
-        LAYER,
-        residual_stock,
-    ),
-    Row(
-        "residual_gate_norm_modulate",
-        "Wan 1.3B one latent frame: 1560x1536",
-        lambda: residual(1, 1560, 1536),
-        LAYER,
-        residual_stock,
-    ),
-    Row("residual_gate_norm_modulate", "UMT5, fp32 stream: 512x4096", lambda: t5(512), T5, residual_stock),
-    Row("residual_gate_norm_modulate", "UMT5, fp32 stream, 8 prompts: 4096x4096", lambda: t5(4096), T5, residual_stock),
 ]

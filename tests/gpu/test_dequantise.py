@@ -10,7 +10,7 @@ from gpu.support import on, shifted
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-from fusestream.kernels_cuda import KernelRefused, dequantise, dequantise_rows
+from fusestream.kernels_cuda import KernelRefused, dequantise
 from fusestream.kernels_cuda.ops.quant.dequantise import CHUNK, reference
 from fusestream.kernels_cuda.ops.quant.packed_blocks import BLOCK_TYPES
 
@@ -58,40 +58,21 @@ def test_every_scale(isa, encoding):
     assert_same_bits(got, exact(packed, encoding))
 
 
-@pytest.mark.sanitize
-@pytest.mark.parametrize("encoding", ENCODINGS)
-def test_rows_of_a_table(isa, encoding):
-    """Rows of an odd number of blocks start anywhere; what is not in the table is NaN, and read by nobody."""
-    for blocks in (1, 3, CHUNK // BLOCK_TYPES[encoding].elements + 3):
-        table = packed_of(encoding, 5, blocks)
-        index = torch.tensor([[4, 0], [3, 4]], device="cuda")
-        got = dequantise_rows(table, encoding, index, policy=on(isa))
-        assert_same_bits(got, exact(table, encoding)[index.cpu()])
-        index = torch.tensor([4, 5, -1, 2**40, 1], device="cuda")
-        got = dequantise_rows(table, encoding, index, policy=on(isa))
-        assert got[1:4].isnan().all()
-        assert_same_bits(got[[0, 4]], exact(table, encoding)[[4, 1]])
-    assert dequantise_rows(table, encoding, index[:0], policy=on(isa)).shape[0] == 0
-
-
 @given(
     encoding=st.sampled_from(ENCODINGS),
     rows=st.integers(1, 40),
     blocks=st.integers(1, 300),
-    chosen=st.lists(st.integers(0, 39), max_size=9),
     into=st.booleans(),
 )
 @seed(int(os.environ.get("FUSESTREAM_SEED") or 0))
 @settings(max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-def test_the_definition(isa, encoding, rows, blocks, chosen, into):
+def test_the_definition(isa, encoding, rows, blocks, into):
     packed = packed_of(encoding, rows, blocks)
     want = exact(packed, encoding)
     out = torch.full(want.shape, torch.nan, device="cuda", dtype=torch.float16) if into else None
     got = dequantise(packed, encoding, out=out, policy=on(isa))
     assert out is None or got is out
     assert_same_bits(got, want)
-    index = torch.tensor(chosen, dtype=torch.int64) % rows
-    assert_same_bits(dequantise_rows(packed, encoding, index.cuda(), policy=on(isa)), want[index])
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
@@ -125,36 +106,29 @@ def test_products_beyond_32_bits():
     got = dequantise(packed, "Q6_K", policy=on(None))
     assert_same_bits(got[-1], exact(packed[-1], "Q6_K"))
     assert not got[:-1].any()
-    del got
-    last = torch.tensor([packed.shape[0] - 1], device="cuda")
-    assert_same_bits(dequantise_rows(packed, "Q6_K", last, policy=on(None))[0], exact(packed[-1], "Q6_K"))
 
 
 def test_graph_capture_repeat_and_compile():
     packed, index = packed_of("Q4_K", 100, 3), torch.tensor([99, 3], device="cuda")
-    want, rows = (
-        f(packed, "Q4_K", *more, policy=on(None)) for f, more in ((dequantise, ()), (dequantise_rows, (index,)))
-    )
+    want = dequantise(packed, "Q4_K", policy=on(None))
     out = torch.empty_like(want)
     dequantise(packed, "Q4_K", out=out, policy=on(None))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         got = dequantise(packed, "Q4_K", policy=on(None))
-        got_rows = dequantise_rows(packed, "Q4_K", index, policy=on(None))
         dequantise(packed, "Q4_K", out=out, policy=on(None))
-    for t in (got, got_rows, out):
+    for t in (got, out):
         t.fill_(7)
     graph.replay()
     assert_same_bits(got, want)
-    assert_same_bits(got_rows, rows)
     assert_same_bits(out, want)
 
     def load(packed, index, out):
         dequantise(packed, "Q4_K", out=out, policy=on(None))
-        return out[index].nan_to_num() + dequantise_rows(packed, "Q4_K", index, policy=on(None)).nan_to_num()
+        return out[index].nan_to_num() + dequantise(packed, "Q4_K", policy=on(None))[index].nan_to_num()
 
     compiled = torch.compile(load, fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(packed, index, torch.empty_like(out)), rows.nan_to_num() * 2)
+    assert torch.equal(compiled(packed, index, torch.empty_like(out)), want[index].nan_to_num() * 2)
 
 
 def test_refusals():

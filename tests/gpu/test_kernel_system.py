@@ -13,13 +13,14 @@ from gpu.support import room_of, until_chosen
 from fusestream.kernels_cuda import (
     LEDGER,
     OPS,
+    STANDARD,
     CodeUnavailable,
     KernelError,
     KernelPolicy,
+    gated_residual,
     linear,
     norm_modulate,
     preload,
-    residual_gate_norm_modulate,
 )
 from fusestream.kernels_cuda.binary.arch import preference
 from fusestream.kernels_cuda.call import Call
@@ -34,6 +35,12 @@ ON = KernelPolicy.of("on")
 def block(s=64, d=1536):
     x, y = torch.randn(1, s, d, device="cuda").half(), torch.randn(1, s, d, device="cuda").half()
     return x, y, *torch.randn(1, 6, d, device="cuda").half().chunk(6, dim=1)[:3]
+
+
+def gated_and_normed(x, y, gate, scale, shift, policy=STANDARD):
+    """Two ops: the residual stream, and what the next layer sees of it."""
+    x = gated_residual(x, y, gate, policy=policy)
+    return x, norm_modulate(x, scale, shift, eps=EPS, policy=policy)
 
 
 def test_every_unit_loads_from_the_archive():
@@ -68,13 +75,13 @@ def test_streams_do_not_wait_for_each_other():
     """Launches go to torch's current stream: results are right on several at once, each in its own order."""
     streams = [torch.cuda.Stream() for _ in range(4)]
     inputs = [block(s=257 + i) for i in range(4)]
-    want = [residual_gate_norm_modulate(*each, eps=EPS, policy=ON) for each in inputs]
+    want = [gated_and_normed(*each, policy=ON) for each in inputs]
     torch.cuda.synchronize()
     results = []
     for _ in range(20):
         for stream, each in zip(streams, inputs, strict=True):
             with torch.cuda.stream(stream):
-                results.append(residual_gate_norm_modulate(*each, eps=EPS, policy=ON))
+                results.append(gated_and_normed(*each, policy=ON))
     torch.cuda.synchronize()
     for i, got in enumerate(results):
         assert all(torch.equal(a, b) for a, b in zip(got, want[i % 4], strict=True))
@@ -99,15 +106,15 @@ def test_cuda_graph(isa):
     if isa is None:
         preload()
     x, y, gate, scale, shift = block()
-    residual_gate_norm_modulate(x, y, gate, scale, shift, eps=EPS, policy=policy)  # loads this class too
+    gated_and_normed(x, y, gate, scale, shift, policy)  # loads this class too
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        x_new, out = residual_gate_norm_modulate(x, y, gate, scale, shift, eps=EPS, policy=policy)
+        x_new, out = gated_and_normed(x, y, gate, scale, shift, policy)
         out = norm_modulate(out, scale, shift, eps=EPS, kind="rms", policy=policy)
     for _ in range(3):
         x.copy_(torch.randn_like(x))
         graph.replay()
-        want_x, want = residual_gate_norm_modulate(x, y, gate, scale, shift, eps=EPS, policy=policy)
+        want_x, want = gated_and_normed(x, y, gate, scale, shift, policy)
         assert torch.equal(x_new, want_x)
         assert torch.equal(out, norm_modulate(want, scale, shift, eps=EPS, kind="rms", policy=policy))
 
@@ -220,11 +227,11 @@ def test_choosing_costs_hardly_anything(fresh_tuner):
 def test_a_candidate_without_memory_costs_no_result(fresh_tuner):
     """Stock's computation of a long one holds several copies of it: there is room for ours alone."""
     x, y, gate, scale, shift = block(s=65536)
-    want = residual_gate_norm_modulate(x, y, gate, scale, shift, eps=EPS, policy=ON)
+    want = gated_and_normed(x, y, gate, scale, shift, ON)
     torch.cuda.synchronize()
     with room_of(int(2.2 * x.numel() * x.element_size())):
         for _ in range(40):
-            got = residual_gate_norm_modulate(x, y, gate, scale, shift, eps=EPS)
+            got = gated_and_normed(x, y, gate, scale, shift)
             for a, b in zip(got, want, strict=True):
                 for rows in range(0, a.shape[1], 8192):  # there is no room to compare on the card
                     some, wanted = (t[:, rows : rows + 64].cpu() for t in (a, b))
@@ -265,7 +272,7 @@ def test_another_device_than_the_current_one():
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compile(backend):
     def step(x, y, gate, scale, shift):
-        x, n = residual_gate_norm_modulate(x, y, gate, scale, shift, eps=EPS, policy=ON)
+        x, n = gated_and_normed(x, y, gate, scale, shift, ON)
         return x, norm_modulate(n.sin(), scale, shift, eps=EPS, policy=ON)
 
     inputs = block()

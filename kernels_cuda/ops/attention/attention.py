@@ -16,13 +16,7 @@ from torch import Tensor
 
 from ...binary.arch import half_sums_pay
 from ...call import Call, Plan, round_up
-from ...launcher import (
-    MAX_GRID,
-    Card,
-    Pointer,
-    output,
-    parameter_struct,
-)
+from ...launcher import MAX_GRID, Card, Pointer, output, parameter_struct
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
 from ..views.checks import word, wrong_dtype

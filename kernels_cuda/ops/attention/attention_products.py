@@ -21,12 +21,7 @@ import torch
 from torch import Tensor
 
 from ...call import Call, Plan
-from ...launcher import (
-    Card,
-    Pointer,
-    output,
-    parameter_struct,
-)
+from ...launcher import Card, Pointer, output, parameter_struct
 from ...registry import CudaCandidate
 from ..matmul.linear_torch import WRITES_FLOATS, multiply
 from ..views.checks import wrong_dtype

@@ -13,13 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...launcher import (
-    Card,
-    Kernel,
-    Pointer,
-    output,
-    parameter_struct,
-)
+from ...launcher import Card, Kernel, Pointer, output, parameter_struct
 from .attention_operands import Operands, fill_places, heads_in
 
 UNIT = "int8_heads"

@@ -14,28 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...call import (
-    Call,
-    Options,
-    Plan,
-    Tensors,
-    round_up,
-)
-from ...launcher import (
-    MAX_GRID,
-    Card,
-    Pointer,
-    output,
-    parameter_struct,
-)
+from ...call import Call, Options, Plan, Tensors, round_up
+from ...launcher import MAX_GRID, Card, Pointer, output, parameter_struct
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
-from ..views.checks import (
-    check_eps,
-    check_one_of,
-    word,
-    wrong_dtype,
-)
+from ..views.checks import check_eps, check_one_of, word, wrong_dtype
 from ..views.rows import rows_apart
 from .attention_operands import PLACES, check_heads
 

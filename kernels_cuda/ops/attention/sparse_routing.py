@@ -14,20 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...call import (
-    Call,
-    Options,
-    Plan,
-    Tensors,
-    round_up,
-)
-from ...launcher import (
-    MAX_GRID,
-    Card,
-    Pointer,
-    output,
-    parameter_struct,
-)
+from ...call import Call, Options, Plan, Tensors, round_up
+from ...launcher import MAX_GRID, Card, Pointer, output, parameter_struct
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op
 from ..views.checks import word, wrong_dtype
@@ -261,8 +249,7 @@ def plan(call: Call, card: Card, _: None = None) -> Plan:
 
 def shape_class(call: Call) -> str:
     s = Sizes.of(call.tensors, call.options)
-    q = call.tensors[0]
-    assert q is not None
+    q = call.first
     return f"{word(q)} {s.batch}x{s.heads}/{s.key_heads}x{s.d} {round_up(s.query_blocks)}x{round_up(s.blocks)}"
 
 

@@ -19,12 +19,7 @@ from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
 from ..matmul.linear import Activation
 from ..matmul.linear_operands import ACTIVATIONS, activate
-from ..views.checks import (
-    bias_obstacles,
-    check_one_of,
-    word,
-    wrong_dtype,
-)
+from ..views.checks import bias_obstacles, check_one_of, word, wrong_dtype
 from . import conv_flat, conv_torch
 from .borders import border_obstacle, with_border
 from .conv import (
@@ -311,8 +306,7 @@ def behind(call: Call, larger: Tensor) -> Call:
 
 
 def fused_obstacles(call: Call) -> Iterator[str]:
-    x = call.tensors[0]
-    assert x is not None
+    x = call.first
     left, right, top, bottom = call.options[2:6]
     shape = (*x.shape[:2], x.shape[2] + top + bottom, x.shape[3] + left + right)
     larger = torch.empty(shape, dtype=x.dtype, device="meta", memory_format=torch.channels_last)
@@ -320,8 +314,7 @@ def fused_obstacles(call: Call) -> Iterator[str]:
 
 
 def fused_plan(call: Call, card: Card, tactic: object = None) -> Plan:
-    x = call.tensors[0]
-    assert x is not None
+    x = call.first
     left, right, top, bottom, border = call.options[2:]
     padding = (left, right, top, bottom)
     theirs = conv_torch.plan(behind(call, with_border(x, padding, border)), card, tactic, conv_flat.flat)

@@ -15,14 +15,7 @@ import torch
 from torch import Tensor
 
 from ...call import Call, Plan
-from ...launcher import (
-    MAX_GRID,
-    Card,
-    Launch,
-    Pointer,
-    output,
-    parameter_struct,
-)
+from ...launcher import MAX_GRID, Card, Launch, Pointer, output, parameter_struct
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
 from ..matmul.linear import Activation

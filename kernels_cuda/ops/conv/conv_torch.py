@@ -17,12 +17,7 @@ import torch
 from torch import Tensor
 
 from ...call import Begun, Call, Plan
-from ...launcher import (
-    MAX_GRID,
-    Card,
-    Pointer,
-    parameter_struct,
-)
+from ...launcher import MAX_GRID, Card, Pointer, parameter_struct
 from ...registry import CudaCandidate
 from ...tune.warm_up import begin
 from ..matmul.linear_operands import ACTIVATIONS
@@ -119,8 +114,7 @@ def plan(call: Call, card: Card, _tactic: object = None, products: Callable[[Ope
 
 def begins(call: Call) -> Begun:
     """cuDNN, and what it looks up at its first convolution."""
-    x = call.tensors[0]
-    assert x is not None
+    x = call.first
     return begin(("convolution", x.device, x.dtype), x.device, partial(_first, x.device, x.dtype))
 
 

@@ -19,12 +19,7 @@ from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
 from ..matmul.linear import Activation
 from ..matmul.linear_operands import ACTIVATIONS, activate
-from ..views.checks import (
-    bias_obstacles,
-    check_one_of,
-    word,
-    wrong_dtype,
-)
+from ..views.checks import bias_obstacles, check_one_of, word, wrong_dtype
 from . import conv_torch
 from .conv import (
     MOST,

@@ -15,31 +15,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...call import Call, Plan
-from ...launcher import (
-    Card,
-    Pointer,
-    output,
-    parameter_struct,
-)
+from ...launcher import Card, Pointer, output, parameter_struct
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
-from ..views.checks import (
-    check_one_of,
-    check_scale,
-    check_shape,
-    check_written,
-    word,
-    wrong_dtype,
-)
+from ..views.checks import check_one_of, check_scale, check_shape, check_written, word, wrong_dtype
 from ..views.half_range import kept
 from ..views.rows import row_class
-from ..views.tiles import (
-    Tiles,
-    known,
-    packed,
-    place_fields,
-    tiles,
-)
+from ..views.tiles import Tiles, known, packed, place_fields, tiles
 
 Gelu = Literal["tanh", "erf", "quick"]
 Layout = Literal["split", "interleaved"]
@@ -190,22 +172,6 @@ def gated_stock(
 def gated_fake(gate: Tensor, up: Tensor | None, *rest: Any) -> Tensor:
     shape = gate.shape if up is not None else (*gate.shape[:-1], gate.shape[-1] // 2)
     return gate.new_empty(shape, dtype=rest[-1] or gate.dtype)
-
-
-def written_reference(
-    out: Tensor, gate: Tensor, up: Tensor | None, kind: str, layout: str, scale: float, saturate: bool
-) -> None:
-    out.copy_(gated_reference(gate, up, kind, layout, scale, saturate, out.dtype))
-
-
-def written_stock(
-    out: Tensor, gate: Tensor, up: Tensor | None, kind: str, layout: str, scale: float, saturate: bool
-) -> None:
-    out.copy_(gated_stock(gate, up, kind, layout, scale, saturate, out.dtype))
-
-
-def written_fake(*_: Any) -> None:
-    return None
 
 
 # --------------------------------------------------------------------------------------------------------- the kernel
@@ -365,16 +331,4 @@ SILU = _op("silu", KINDS[:1])
 GELU = _op("gelu", KINDS[1:])
 SILU_MUL = _op("silu_mul", KINDS[:1])
 GELU_MUL = _op("gelu_mul", KINDS[1:])
-
-SILU_MUL_ = Op(
-    name="silu_mul_",
-    schema=(
-        "(Tensor(a!) out, Tensor gate, Tensor? up, str kind, str layout, float scale, bool saturate, str policy) -> ()"
-    ),
-    reference=written_reference,
-    fake=written_fake,
-    candidates=(CudaCandidate("cuda", obstacles, plan), StockCandidate(written_stock)),
-    shape_class=shape_class,
-    validate=validate,
-    kernels={"activations": ("activation_any", "silu_mul", "silu_mul_interleaved")},
-)
+SILU_MUL_ = SILU_MUL.into("silu_mul_")

@@ -13,28 +13,12 @@ import torch
 from torch import Tensor
 
 from ...call import ALIGNMENT, Call, Plan
-from ...launcher import (
-    Card,
-    Pointer,
-    output,
-    parameter_struct,
-)
+from ...launcher import Card, Pointer, output, parameter_struct
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
-from ..views.checks import (
-    check_one_of,
-    check_shape,
-    word,
-    wrong_dtype,
-)
+from ..views.checks import check_one_of, check_shape, word, wrong_dtype
 from ..views.rows import row_class
-from ..views.tiles import (
-    Tiles,
-    known,
-    packed,
-    place_fields,
-    tiles,
-)
+from ..views.tiles import Tiles, known, packed, place_fields, tiles
 
 Prediction = Literal["velocity", "eps", "denoised"]
 Method = Literal["euler", "ddim"]

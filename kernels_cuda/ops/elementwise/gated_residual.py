@@ -14,13 +14,7 @@ import torch
 from torch import Tensor
 
 from ...call import Call, Plan
-from ...launcher import (
-    Card,
-    Launch,
-    Pointer,
-    output,
-    parameter_struct,
-)
+from ...launcher import Card, Launch, Pointer, output, parameter_struct
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
 from ..views.checks import check_shape, check_written, wrong_dtype
@@ -36,13 +30,7 @@ from ..views.rows import (
     spread,
     tokens_per_frame,
 )
-from ..views.tiles import (
-    Tiles,
-    known,
-    packed,
-    place_fields,
-    tiles,
-)
+from ..views.tiles import Tiles, known, packed, place_fields, tiles
 
 TYPES = {torch.float16: "f16", torch.float32: "f32"}
 
@@ -77,7 +65,7 @@ def reference(x: Tensor, y: Tensor, gate: Tensor | None, saturate: bool) -> Tens
     wide = torch.promote_types(x.dtype, torch.float32)
     if gate is None:
         return kept(x.to(wide) + y.to(wide), x.dtype, saturate).to(x.dtype).contiguous()
-    flat, added = (t.to(wide).reshape(_batches(x), -1, x.shape[-1]) for t in (x, y))
+    flat, added = (t.to(wide).reshape(_batches(x), _tokens(x), x.shape[-1]) for t in (x, y))
     by = spread(gate.to(wide), flat.shape[1], flat.shape[0], flat.shape[2], "gate")
     return kept(flat + by * added, x.dtype, saturate).reshape(x.shape).to(x.dtype)
 
@@ -86,7 +74,7 @@ def stock(x: Tensor, y: Tensor, gate: Tensor | None, saturate: bool) -> Tensor:
     """What stock runs (WanAttentionBlock.forward): addcmul, with the gate repeated over the tokens."""
     if gate is None:
         return kept((x + y).to(x.dtype), x.dtype, saturate).contiguous()
-    flat, added = (t.reshape(_batches(x), -1, x.shape[-1]) for t in (x, y))
+    flat, added = (t.reshape(_batches(x), _tokens(x), x.shape[-1]) for t in (x, y))
     by = spread(gate, flat.shape[1], flat.shape[0], flat.shape[2], "gate")
     return kept(torch.addcmul(flat, added, by).reshape(x.shape).to(x.dtype), x.dtype, saturate).contiguous()
 
@@ -197,8 +185,7 @@ def _tiles(call: Call) -> tuple[Tiles, int] | str:
 
 def plan(call: Call, card: Card, _tactic: object = None) -> Plan:
     """Fix sizes, strides, grid and kernel; what remains per call is the output and the pointers."""
-    x = call.tensors[0]
-    assert x is not None
+    x = call.first
     new_out = output(x.shape, x.dtype, card.index)
     launch = _prepare(call, card) if x.numel() else None
 

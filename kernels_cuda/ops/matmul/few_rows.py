@@ -15,23 +15,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...call import Call, Plan, round_up
-from ...launcher import (
-    Card,
-    Launch,
-    Pointer,
-    output,
-    parameter_struct,
-)
+from ...launcher import Card, Launch, Pointer, output, parameter_struct
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
 from ..quant.packed_blocks import BLOCK_TYPES, unpacked, unpacked_shape
 from ..quant.to_half import reference as as_half
-from ..views.checks import (
-    check_one_of,
-    check_scale,
-    word,
-    wrong_dtype,
-)
+from ..views.checks import check_one_of, check_scale, word, wrong_dtype
 from ..views.parts import PARTS
 
 MOST_ROWS = 16  # of x: two tiles of a tensor core

@@ -12,35 +12,14 @@ import torch
 from torch import Tensor
 
 from ...call import Call, Plan
-from ...launcher import (
-    Card,
-    Pointer,
-    output,
-    parameter_struct,
-)
+from ...launcher import Card, Pointer, output, parameter_struct
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
-from ..views.checks import (
-    check_one_of,
-    check_scale,
-    check_shape,
-    wrong_dtype,
-)
+from ..views.checks import check_one_of, check_scale, check_shape, wrong_dtype
 from ..views.half_range import saturated
-from ..views.parts import (
-    PARTS,
-    check_sums,
-    join,
-    split,
-)
+from ..views.parts import PARTS, check_sums, join, split
 from ..views.rows import row_class
-from ..views.tiles import (
-    Tiles,
-    known,
-    packed,
-    place_fields,
-    tiles,
-)
+from ..views.tiles import Tiles, known, packed, place_fields, tiles
 from .linear import Activation
 from .linear_operands import ACTIVATIONS, activate
 

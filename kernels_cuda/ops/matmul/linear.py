@@ -16,26 +16,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...call import Call, Plan
-from ...launcher import (
-    MAX_GRID,
-    Card,
-    Launch,
-    Pointer,
-    output,
-    parameter_struct,
-)
+from ...launcher import MAX_GRID, Card, Launch, Pointer, output, parameter_struct
 from ...policy import STANDARD, IsaClass, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
 from ..views.checks import bias_obstacles, word, wrong_dtype
-from ..views.rows import (
-    Rows,
-    SharedRow,
-    folded,
-    row_class,
-    row_view,
-    rows,
-    shared_row,
-)
+from ..views.rows import Rows, SharedRow, folded, row_class, row_view, rows, shared_row
 from .linear_operands import ACTIVATIONS, Operands, compute, stock_beside, stock_compute, validate
 from .linear_torch import CublasEpilogue, CublasFused, CublasPair, CublasWide
 
@@ -437,32 +422,12 @@ def fake(*arguments: Any) -> Tensor:
     return _empty(Operands.of("linear", arguments[:5], arguments[5:]))
 
 
-def reference_(out: Tensor, *arguments: Any) -> None:
-    out.copy_(compute(Operands.of("linear_", (out, *arguments[:5]), arguments[5:])))
-
-
-def stock_(out: Tensor, *arguments: Any) -> None:
-    out.copy_(stock_compute(Operands.of("linear_", (out, *arguments[:5]), arguments[5:])))
-
-
-def fake_(*_: Any) -> None:
-    return None
-
-
 def pair_reference(*arguments: Any) -> Tensor:
     return compute(Operands.of("linear_pair", arguments[:3], arguments[3:]))
 
 
 def pair_stock(*arguments: Any) -> Tensor:
     return stock_compute(Operands.of("linear_pair", arguments[:3], arguments[3:]))
-
-
-def pair_reference_(out: Tensor, *arguments: Any) -> None:
-    out.copy_(compute(Operands.of("linear_pair_", (out, *arguments[:3]), arguments[3:])))
-
-
-def pair_stock_(out: Tensor, *arguments: Any) -> None:
-    out.copy_(stock_compute(Operands.of("linear_pair_", (out, *arguments[:3]), arguments[3:])))
 
 
 def pair_fake(*arguments: Any) -> Tensor:
@@ -495,16 +460,7 @@ LINEAR = Op(
     kernels=_kernels(False),
 )
 
-LINEAR_ = Op(
-    name="linear_",
-    schema=f"(Tensor(a!) out, {_TENSORS}, {_OPTIONS}, str policy) -> ()",
-    reference=reference_,
-    fake=fake_,
-    candidates=(_OURS, StockCandidate(stock_, plan=stock_plan_, beside=stock_beside), *_CUBLAS),
-    shape_class=shape_class,
-    validate=validate,
-    kernels=_kernels(False),
-)
+LINEAR_ = LINEAR.into("linear_", stock=stock_plan_)
 
 LINEAR_PAIR = Op(
     name="linear_pair",
@@ -517,13 +473,4 @@ LINEAR_PAIR = Op(
     kernels=_kernels(True),
 )
 
-LINEAR_PAIR_ = Op(
-    name="linear_pair_",
-    schema=f"(Tensor(a!) out, Tensor x, Tensor weight, Tensor? up, {_OPTIONS}, str policy) -> ()",
-    reference=pair_reference_,
-    fake=fake_,
-    candidates=(_OURS, StockCandidate(pair_stock_), CublasPair()),
-    shape_class=shape_class,
-    validate=validate,
-    kernels=_kernels(True),
-)
+LINEAR_PAIR_ = LINEAR_PAIR.into("linear_pair_")

@@ -15,13 +15,7 @@ import torch
 from torch import Tensor
 
 from ...call import Call, Plan
-from ...launcher import (
-    Card,
-    Launch,
-    Pointer,
-    output,
-    parameter_struct,
-)
+from ...launcher import Card, Launch, Pointer, output, parameter_struct
 from ...policy import STANDARD, IsaClass, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
 from ..quant.rows_to_int8 import Int8Rows, prepare, row_obstacles
@@ -248,10 +242,6 @@ def _operands(arguments: Arguments) -> Int8Operands:
     return Int8Operands.of("linear_int8", arguments[:7], arguments[7:])
 
 
-def _written(arguments: Arguments) -> Int8Operands:
-    return Int8Operands.of("linear_int8_", arguments[:8], arguments[8:])
-
-
 def reference(*arguments: Any) -> Tensor:
     return compute(_operands(arguments))
 
@@ -263,18 +253,6 @@ def stock(*arguments: Any) -> Tensor:
 def fake(*arguments: Any) -> Tensor:
     o: Operands = _operands(arguments).plain
     return o.x.new_empty(o.shape, dtype=o.out_dtype)
-
-
-def reference_(*arguments: Any) -> None:
-    arguments[0].copy_(compute(_written(arguments)))
-
-
-def stock_(*arguments: Any) -> None:
-    arguments[0].copy_(stock_compute(_written(arguments)))
-
-
-def fake_(*_: Any) -> None:
-    return None
 
 
 _TENSORS = "Tensor x, Tensor? x_scale, Tensor weight, Tensor weight_scale, Tensor? bias, Tensor? residual, Tensor? gate"
@@ -293,13 +271,4 @@ LINEAR_INT8 = Op(
     kernels=_KERNELS,
 )
 
-LINEAR_INT8_ = Op(
-    name="linear_int8_",
-    schema=f"(Tensor(a!) out, {_TENSORS}, {_OPTIONS}, str policy) -> ()",
-    reference=reference_,
-    fake=fake_,
-    candidates=(_OURS, StockCandidate(stock_), KitchenLinear()),
-    shape_class=shape_class,
-    validate=validate,
-    kernels=_KERNELS,
-)
+LINEAR_INT8_ = LINEAR_INT8.into("linear_int8_")

@@ -14,12 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...call import (
-    Call,
-    Options,
-    Plan,
-    Tensors,
-)
+from ...call import Call, Options, Plan, Tensors
 from ...errors import KernelError
 from ...registry import OneWay
 from ..quant.rotation import GROUPS, check_rotation

@@ -18,12 +18,7 @@ from torch.nn import functional
 from ...call import Call, Plan, place
 from ...policy import KernelPolicy
 from ...registry import OneWay
-from ..elementwise.activations import (
-    gelu,
-    silu,
-    silu_mul,
-    silu_mul_,
-)
+from ..elementwise.activations import gelu, silu, silu_mul, silu_mul_
 from ..elementwise.gated_residual import gated_residual, gated_residual_
 from ..views.checks import word
 from ..views.rows import folded, rows

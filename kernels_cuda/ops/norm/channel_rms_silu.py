@@ -167,8 +167,7 @@ def lane_shape(channels: int) -> tuple[int, int] | None:
 
 
 def shape_class(call: Call) -> str:
-    assert call.tensors[0] is not None
-    return f"{plane_class(call.tensors[0])} silu={call.options[0]} bias={call.tensors[2] is not None}"
+    return f"{plane_class(call.first)} silu={call.options[0]} bias={call.tensors[2] is not None}"
 
 
 FIRST = "channel_rms_silu_first"

@@ -16,14 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...call import Call, Plan, round_up
-from ...launcher import (
-    Card,
-    Launch,
-    Pointer,
-    forced_class,
-    output,
-    parameter_struct,
-)
+from ...launcher import Card, Launch, Pointer, forced_class, output, parameter_struct
 from ...launcher import card as card_at
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
@@ -334,8 +327,7 @@ def plan(call: Call, card: Card, tactic: str | None = None) -> Plan:
 
 def plan_moments(call: Call, card: Card, _tactic: object) -> Plan:
     """As `plan`, of the statistics alone."""
-    x = call.tensors[0]
-    assert x is not None
+    x = call.first
     groups = call.options[0]
     cut = Cut.of(x, groups, card.multiprocessors)
     new_out = output((cut.view.batches, groups, 2), torch.float32, card.index)
@@ -538,8 +530,7 @@ def fake_moments(x: Tensor, groups: int) -> Tensor:
 
 
 def validate_moments(call: Call) -> None:
-    x = call.tensors[0]
-    assert x is not None
+    x = call.first
     check_planes(x, None, None)
     check_groups(x, call.options[0])
     if x.numel() == 0:
@@ -553,7 +544,7 @@ GROUP_MOMENTS = Op(
     fake=fake_moments,
     # Stock has none: where ours serves, there is nothing to measure it against.
     candidates=(CudaCandidate("cuda", obstacles, plan_moments),),
-    shape_class=lambda call: f"{plane_class(call.tensors[0])} groups={call.options[0]}",  # type: ignore[arg-type]
+    shape_class=lambda call: f"{plane_class(call.first)} groups={call.options[0]}",
     validate=validate_moments,
     kernels={UNIT: STATISTICS},
 )

@@ -1,4 +1,4 @@
-"""norm_modulate and residual_gate_norm_modulate: LayerNorm or RMSNorm, modulation, and the gated residual before it.
+"""norm_modulate: LayerNorm or RMSNorm, and modulation.
 
 The maths, the layout and the access pattern stand at the head of src/norm_modulate.cu.
 """
@@ -16,14 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...call import Call, Plan
-from ...launcher import (
-    MAX_GRID,
-    Card,
-    Launch,
-    Pointer,
-    output,
-    parameter_struct,
-)
+from ...launcher import MAX_GRID, Card, Launch, Pointer, output, parameter_struct
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
 from ..views.checks import mixed_dtypes, word, wrong_dtype
@@ -87,30 +80,6 @@ def norm_modulate(
     return out
 
 
-def residual_gate_norm_modulate(
-    x: Tensor,
-    y: Tensor,
-    gate: Tensor | None = None,
-    scale: Tensor | None = None,
-    shift: Tensor | None = None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    *,
-    eps: float,
-    kind: Kind = "layer",
-    out_dtype: torch.dtype | None = None,
-    policy: KernelPolicy = STANDARD,
-) -> tuple[Tensor, Tensor]:
-    """x_new = x + gate * y, and norm_modulate(x_new), in one pass.
-
-    y has x's shape; gate broadcasts as scale does (None: 1). x_new is rounded to x's dtype before it is normalised, as
-    in stock, so the result describes exactly the x that is returned.
-    Returns (x_new, normalised), both contiguous.
-    """
-    out: tuple[Tensor, Tensor] = RESIDUAL((x, y, gate, scale, shift, weight, bias), (eps, kind, out_dtype), policy)
-    return out
-
-
 # ---------------------------------------------------------------------------------------------------------- the maths
 
 
@@ -132,27 +101,7 @@ def reference(
         flat = flat * (1 + spread(scale.to(wide), flat.shape[1], flat.shape[0], flat.shape[2], "scale"))
     if shift is not None:
         flat = flat + spread(shift.to(wide), flat.shape[1], flat.shape[0], flat.shape[2], "shift")
-    return flat.reshape(x.shape).to(out_dtype or x.dtype)
-
-
-def residual_reference(
-    x: Tensor,
-    y: Tensor,
-    gate: Maybe,
-    scale: Maybe,
-    shift: Maybe,
-    weight: Maybe,
-    bias: Maybe,
-    eps: float,
-    kind: str,
-    out_dtype: Dtype,
-) -> tuple[Tensor, Tensor]:
-    wide = torch.promote_types(x.dtype, torch.float32)
-    flat, added = _flat(x.to(wide)), _flat(y.to(wide))
-    if gate is not None:
-        added = added * spread(gate.to(wide), flat.shape[1], flat.shape[0], flat.shape[2], "gate")
-    x_new = (flat + added).reshape(x.shape).to(x.dtype)
-    return x_new, reference(x_new, scale, shift, weight, bias, eps, kind, out_dtype)
+    return flat.reshape(x.shape).to(out_dtype or x.dtype).contiguous()
 
 
 def stock(
@@ -176,36 +125,11 @@ def stock(
         else:
             flat = torch.addcmul(spread(shift, *size, "shift"), flat, 1 + spread(scale, *size, "scale"))
         value = flat.reshape(x.shape)
-    return value.to(out_dtype or x.dtype)
-
-
-def residual_stock(
-    x: Tensor,
-    y: Tensor,
-    gate: Maybe,
-    scale: Maybe,
-    shift: Maybe,
-    weight: Maybe,
-    bias: Maybe,
-    eps: float,
-    kind: str,
-    out_dtype: Dtype,
-) -> tuple[Tensor, Tensor]:
-    if gate is None:
-        x_new = (x + y).to(x.dtype)
-    else:
-        flat, added = _flat(x), _flat(y)
-        by = spread(gate, flat.shape[1], flat.shape[0], flat.shape[2], "gate")
-        x_new = torch.addcmul(flat, added, by).reshape(x.shape).to(x.dtype)
-    return x_new, stock(x_new, scale, shift, weight, bias, eps, kind, out_dtype)
+    return value.to(out_dtype or x.dtype).contiguous()
 
 
 def fake(x: Tensor, *rest: Any) -> Tensor:
     return x.new_empty(x.shape, dtype=rest[-1] or x.dtype)
-
-
-def residual_fake(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), x.new_empty(x.shape, dtype=rest[-1] or x.dtype)
 
 
 def _sizes(t: Tensor) -> tuple[int, int, int]:
@@ -226,7 +150,7 @@ def _present(t: Tensor | None) -> Tensor:
 # --------------------------------------------------------------------------------------------------------- the kernel
 
 
-# Mirrors NormParams in src/norm_modulate.cu.
+# Mirrors NormParams in src/norm_modulate.cu, whose y, gate and x_new belong to kernels that nothing launches.
 NormParams = parameter_struct(
     "NormParams",
     (Pointer, "x y gate scale shift weight bias out x_new"),
@@ -238,11 +162,9 @@ NormParams = parameter_struct(
 
 
 class Operands(NamedTuple):
-    """The tensors of either op."""
+    """The tensors of a call: x [batch, ..., d], modulation as rows.py spreads it, weight and bias [d]."""
 
     x: Tensor
-    y: Tensor | None
-    gate: Tensor | None
     scale: Tensor | None
     shift: Tensor | None
     weight: Tensor | None
@@ -250,26 +172,21 @@ class Operands(NamedTuple):
 
     @staticmethod
     def of(call: Call) -> Operands:
-        x, *rest = call.tensors
-        return Operands(_present(x), *rest) if len(rest) == 6 else Operands(_present(x), None, None, *rest)
+        return Operands(*call.tensors)  # type: ignore[arg-type]
 
     @property
     def modulation(self) -> dict[str, Tensor]:
-        named = {"gate": self.gate, "scale": self.scale, "shift": self.shift}
-        return {name: t for name, t in named.items() if t is not None}
+        return {name: t for name, t in (("scale", self.scale), ("shift", self.shift)) if t is not None}
 
     @property
     def affine(self) -> dict[str, Tensor]:
-        named = {"weight": self.weight, "bias": self.bias}
-        return {name: t for name, t in named.items() if t is not None}
+        return {name: t for name, t in (("weight", self.weight), ("bias", self.bias)) if t is not None}
 
 
 def validate(call: Call) -> None:
     """Shapes that no implementation could serve. What broadcasts, and how, is judged in rows.py."""
     o = Operands.of(call)
     batches, tokens, d = _sizes(o.x)
-    if o.y is not None and o.y.shape != o.x.shape:
-        raise ValueError(f"y {list(o.y.shape)} has not the shape of x {list(o.x.shape)}")
     for name, t in o.affine.items():
         if t.shape != (d,):
             raise ValueError(f"{name} {list(t.shape)} is not [{d}]")
@@ -281,15 +198,14 @@ def obstacles(call: Call) -> Iterator[str]:
     """What keeps the kernels from serving a call. Later checks rely on earlier ones having passed."""
     o = Operands.of(call)
     out_dtype = call.options[2] or o.x.dtype
-    yield from wrong_dtype(TYPES, x=o.x, y=o.y, **o.modulation, **o.affine)
+    yield from wrong_dtype(TYPES, x=o.x, **o.modulation, **o.affine)
     if out_dtype is not torch.float16:
         yield f"the output is {word(out_dtype)}, the kernels write float16"
     yield from mixed_dtypes(o.modulation)
     yield from mixed_dtypes(o.affine)
-    for name, t in {"x": o.x, "y": o.y}.items():
-        view = None if t is None else rows(t)
-        if isinstance(view, str):
-            yield f"{name}: {view}"
+    view = rows(o.x)
+    if isinstance(view, str):
+        yield f"x: {view}"
     for name, t in o.affine.items():
         if not t.is_contiguous():
             yield f"{name} is not contiguous"
@@ -307,9 +223,8 @@ def plan(call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
     """Fix sizes, strides, grid and kernel; what remains per call is the outputs and the pointers."""
     o = Operands.of(call)
     new_out = output(o.x.shape, call.options[2] or o.x.dtype, card.index)
-    new_x = output(o.x.shape, o.x.dtype, card.index)
     if o.x.numel() == 0:
-        return (lambda *_: new_out()) if o.y is None else (lambda *_: (new_x(), new_out()))
+        return lambda *_: new_out()
     launch, affine_is_modulation = _prepare(call, o, card, tactic or best_tactic(o.x.shape[-1]))
 
     def norm(x: Tensor, scale: Maybe, shift: Maybe, weight: Maybe, bias: Maybe) -> Tensor:
@@ -329,42 +244,24 @@ def plan(call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
         )
         return out
 
-    def residual(x: Tensor, y: Tensor, gate: Maybe, *rest: Maybe) -> tuple[Tensor, Tensor]:
-        x_new, out = new_x(), new_out()
-        scale, shift, weight, bias = (*rest[2:], None, None) if affine_is_modulation else rest
-        launch(
-            x.data_ptr(),
-            y.data_ptr(),
-            0 if gate is None else gate.data_ptr(),
-            0 if scale is None else scale.data_ptr(),
-            0 if shift is None else shift.data_ptr(),
-            0 if weight is None else weight.data_ptr(),
-            0 if bias is None else bias.data_ptr(),
-            out.data_ptr(),
-            x_new.data_ptr(),
-        )
-        return x_new, out
-
-    return norm if o.y is None else residual
+    return norm
 
 
 def _prepare(call: Call, o: Operands, card: Card, tactic: Tactic) -> tuple[Launch, bool]:
     """The launch of a call, and whether weight and bias go where scale and shift do (see `offset` in the .cu)."""
     eps, kind, _ = call.options
-    x, y = row_view(o.x), row_view(o.x if o.y is None else o.y)
+    x = row_view(o.x)
     swap = bool(o.affine) and o.scale is None and o.shift is None
     in_registers = _in_registers(call, o)
     swap = swap and in_registers
     by, plus = (o.weight, o.bias) if swap else (o.scale, o.shift)
-    gate_rows, scale_rows, shift_rows = (
-        shared_row(t, x, name) or SharedRow(0, 0, x.tokens)
-        for name, t in (("gate", o.gate), ("scale", by), ("shift", plus))
+    scale_rows, shift_rows = (
+        shared_row(t, x, name) or SharedRow(0, 0, x.tokens) for name, t in (("scale", by), ("shift", plus))
     )
-    assert isinstance(gate_rows, SharedRow)  # no strings here: `obstacles` found none
-    assert isinstance(scale_rows, SharedRow)
+    assert isinstance(scale_rows, SharedRow)  # no strings here: `obstacles` found none
     assert isinstance(shift_rows, SharedRow)
-    modulation = next((t.dtype for t in (o.gate, by, plus) if t is not None), torch.float16)
-    name = f"{'norm_modulate' if o.y is None else 'residual_gate_norm_modulate'}_{TYPES[o.x.dtype]}"
+    modulation = next((t.dtype for t in (by, plus) if t is not None), torch.float16)
+    name = f"norm_modulate_{TYPES[o.x.dtype]}"
     if in_registers:
         kernel = card.kernel("norm_modulate", f"{name}_{TYPES[modulation]}_{tactic.packs}")
         threads = threads_for(x.d, tactic.packs)
@@ -380,10 +277,6 @@ def _prepare(call: Call, o: Operands, card: Card, tactic: Tactic) -> tuple[Launc
     params = NormParams(
         x_batch=x.batch_stride,
         x_row=x.row_stride,
-        y_batch=y.batch_stride,
-        y_row=y.row_stride,
-        gate_batch=gate_rows.batch_stride,
-        gate_frame=gate_rows.frame_stride,
         scale_batch=scale_rows.batch_stride,
         scale_frame=scale_rows.frame_stride,
         shift_batch=shift_rows.batch_stride,
@@ -393,11 +286,10 @@ def _prepare(call: Call, o: Operands, card: Card, tactic: Tactic) -> tuple[Launc
         d=x.d,
         rows_per_block=rows_per_block,
         is_rms=kind == "rms",
-        tokens_per_frame=min(r.tokens_per_frame for r in (gate_rows, scale_rows, shift_rows)),
+        tokens_per_frame=min(scale_rows.tokens_per_frame, shift_rows.tokens_per_frame),
         eps=eps,
         inverse_d=1 / x.d,
         offset=0.0 if swap and o.weight is not None else 1.0,
-        y_is_float=o.y is not None and o.y.dtype is torch.float32,
         modulation_is_float=any(t.dtype is torch.float32 for t in o.modulation.values()),
         affine_is_float=any(t.dtype is torch.float32 for t in o.affine.values()),
     )
@@ -408,11 +300,11 @@ def _in_registers(call: Call, o: Operands) -> bool:
     """Whether the fast kernels serve a call: 16-byte accesses everywhere, one scale and shift of one type, a row that
     fits. Everything else is for the `any` kernel.
     """
-    x, y = row_view(o.x), row_view(o.x if o.y is None else o.y)
+    x = row_view(o.x)
     operands = {**o.modulation, **o.affine}
     if o.affine and (o.scale is not None or o.shift is not None):
         return False
-    strides = [x.batch_stride, x.row_stride, y.batch_stride, y.row_stride]
+    strides = [x.batch_stride, x.row_stride]
     for t in operands.values():
         strides += [stride for size, stride in zip(t.shape[:-1], t.stride()[:-1], strict=True) if size > 1]
     return (
@@ -420,7 +312,6 @@ def _in_registers(call: Call, o: Operands) -> bool:
         and x.d % PACK == 0
         and x.d <= WIDEST
         and all(stride % PACK == 0 for stride in strides)
-        and (o.y is None or o.y.dtype is torch.float16)
         and len({t.dtype for t in operands.values()}) <= 1
         and not (o.x.dtype is torch.float32 and any(t.dtype is torch.float32 for t in operands.values()))
     )
@@ -458,36 +349,21 @@ def shape_class(call: Call) -> str:
     return f"{call.options[1]} {sizes}"
 
 
-def _kernels(family: str) -> tuple[str, ...]:
-    types = ("f16_f16", "f16_f32", "f32_f16")  # of x, and of the modulation
-    return (
-        *(f"{family}_{pair}_{packs}" for pair in types for packs in BLOCKS),
-        *(f"{family}_{x}_any" for x in TYPES.values()),
-    )
-
-
-_TAIL = (
-    "Tensor? scale, Tensor? shift, Tensor? weight, Tensor? bias, float eps, str kind, ScalarType? out_dtype, str policy"
+KERNELS = (
+    *(f"norm_modulate_{x}_{packs}" for x in ("f16_f16", "f16_f32", "f32_f16") for packs in BLOCKS),  # x and modulation
+    *(f"norm_modulate_{x}_any" for x in TYPES.values()),
 )
 
 NORM = Op(
     name="norm_modulate",
-    schema=f"(Tensor x, {_TAIL}) -> Tensor",
+    schema=(
+        "(Tensor x, Tensor? scale, Tensor? shift, Tensor? weight, Tensor? bias, float eps, str kind, ScalarType? out_dtype, "
+        "str policy) -> Tensor"
+    ),
     reference=reference,
     fake=fake,
     candidates=(CudaCandidate("cuda", obstacles, plan, ways), StockCandidate(stock)),
     shape_class=shape_class,
     validate=validate,
-    kernels={"norm_modulate": _kernels("norm_modulate")},
-)
-
-RESIDUAL = Op(
-    name="residual_gate_norm_modulate",
-    schema=f"(Tensor x, Tensor y, Tensor? gate, {_TAIL}) -> (Tensor, Tensor)",
-    reference=residual_reference,
-    fake=residual_fake,
-    candidates=(CudaCandidate("cuda", obstacles, plan, ways), StockCandidate(residual_stock)),
-    shape_class=shape_class,
-    validate=validate,
-    kernels={"norm_modulate": _kernels("residual_gate_norm_modulate")},
+    kernels={"norm_modulate": KERNELS},
 )

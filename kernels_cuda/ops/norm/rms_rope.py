@@ -15,22 +15,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...call import Call, Plan
-from ...launcher import (
-    MAX_GRID,
-    Card,
-    Launch,
-    Pointer,
-    parameter_struct,
-)
+from ...launcher import MAX_GRID, Card, Launch, Pointer, parameter_struct
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
-from ..views.checks import (
-    check_eps,
-    check_one_of,
-    check_written,
-    mixed_dtypes,
-    wrong_dtype,
-)
+from ..views.checks import check_eps, check_one_of, check_written, mixed_dtypes, wrong_dtype
 from ..views.rows import row_class
 from .rms import by_its_rms
 

@@ -14,21 +14,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...call import Call, Plan, round_up
-from ...launcher import (
-    MAX_GRID,
-    Card,
-    Pointer,
-    output,
-    parameter_struct,
-)
+from ...launcher import MAX_GRID, Card, Pointer, output, parameter_struct
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
-from ..views.checks import (
-    check_eps,
-    check_written,
-    mixed_dtypes,
-    wrong_dtype,
-)
+from ..views.checks import check_eps, check_written, mixed_dtypes, wrong_dtype
 from ..views.half_range import LARGEST
 from ..views.parts import PARTS
 from ..views.rows import rows_apart

@@ -13,13 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...call import Call, Plan, round_up
-from ...launcher import (
-    MAX_GRID,
-    Card,
-    Pointer,
-    output,
-    parameter_struct,
-)
+from ...launcher import MAX_GRID, Card, Pointer, output, parameter_struct
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
 from ..views.checks import check_eps, mixed_dtypes, wrong_dtype

@@ -1,4 +1,4 @@
-"""dequantise: packed blocks, as GGUF files have them, become fp16; dequantise_rows: chosen rows of a packed table.
+"""dequantise: packed blocks, as GGUF files have them, become fp16.
 
 The maths, the layout and the access pattern stand at the head of src/dequantise.cu, the types in packed_blocks.py.
 """
@@ -13,14 +13,7 @@ import torch
 from torch import Tensor
 
 from ...call import Call, Plan, round_up
-from ...launcher import (
-    MAX_GRID,
-    Card,
-    Launch,
-    Pointer,
-    output,
-    parameter_struct,
-)
+from ...launcher import MAX_GRID, Card, Launch, Pointer, output, parameter_struct
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
 from ..views.checks import check_written, word
@@ -48,16 +41,6 @@ def dequantise(packed: Tensor, encoding: str, *, out: Tensor | None = None, poli
     return out
 
 
-def dequantise_rows(packed: Tensor, encoding: str, index: Tensor, *, policy: KernelPolicy = STANDARD) -> Tensor:
-    """Chosen rows of a table of packed rows, as fp16: [*index's shape, elements].
-
-    packed    [rows, bytes of a row], uint8, contiguous, from a multiple of 16 bytes on
-    index     int64, of any shape. One that is not in the table is an IndexError on the CPU, and a row of NaN on a card
-    """
-    result: Tensor = DEQUANTISE_ROWS((packed, index), (encoding,), policy)
-    return result
-
-
 # ---------------------------------------------------------------------------------------------------------- the maths
 
 
@@ -67,28 +50,6 @@ def reference(packed: Tensor, encoding: str) -> Tensor:
 
 def fake(packed: Tensor, encoding: str) -> Tensor:
     return packed.new_empty(unpacked_shape(packed, encoding), dtype=torch.float16)
-
-
-def reference_into(packed: Tensor, out: Tensor, encoding: str) -> None:
-    out.copy_(reference(packed, encoding))
-
-
-def fake_into(packed: Tensor, out: Tensor, encoding: str) -> None:
-    check_out(packed, out, encoding)
-
-
-def stock_rows(packed: Tensor, index: Tensor, encoding: str) -> Tensor:
-    return reference(packed[index], encoding)
-
-
-def reference_rows(packed: Tensor, index: Tensor, encoding: str) -> Tensor:
-    if index.device.type == "cpu" and bool((index < 0).any()):  # torch would count from the end
-        raise IndexError(f"index {int(index.min())} is not in a table of {packed.shape[0]} rows")
-    return stock_rows(packed, index, encoding)
-
-
-def fake_rows(packed: Tensor, index: Tensor, encoding: str) -> Tensor:
-    return packed.new_empty((*index.shape, unpacked_shape(packed, encoding)[-1]), dtype=torch.float16)
 
 
 def check_out(packed: Tensor, out: Tensor, encoding: str) -> None:
@@ -119,31 +80,23 @@ def validate(call: Call) -> None:
         assert rest[0] is not None
         check_out(packed, rest[0], encoding)
         check_written({"out": rest[0]}, {"packed": packed})
-    if call.op == "dequantise_rows":
-        index = rest[0]
-        assert index is not None
-        if packed.ndim != 2:
-            raise ValueError(f"packed: {list(packed.shape)} is not a table, [rows, bytes]")
-        if index.dtype is not torch.int64:
-            raise ValueError(f"index: {word(index)} {list(index.shape)} is not int64")
 
 
 def obstacles(call: Call) -> Iterator[str]:
     """What keeps the kernels from serving a call."""
-    names = {"dequantise": ("packed",), "dequantise_into": ("packed", "out"), "dequantise_rows": ("packed", "index")}
-    for name, t in zip(names[call.op], call.present, strict=True):
+    for name, t in zip(("packed", "out"), call.present, strict=False):
         if not t.is_contiguous():
             yield f"{name} is not contiguous (strides {t.stride()})"
-        if name != "index" and t.data_ptr() % 16:
+        if t.data_ptr() % 16:
             yield f"{name} does not start at a multiple of 16 bytes"
-    if math.prod(_grid(call)) > MAX_GRID[0]:
+    if _chunks(call) > MAX_GRID[0]:
         yield f"{call.describe()} is more than a launch can cover"
 
 
 def plan(call: Call, card: Card, _tactic: object) -> Plan:
     """Fix sizes, grid and kernel; what remains per call is the output and the pointers."""
     launch = _prepare(call, card)
-    packed, *rest = call.tensors
+    packed = call.tensors[0]
     (encoding,) = call.options
     assert packed is not None
     if call.op == "dequantise_into":
@@ -152,16 +105,6 @@ def plan(call: Call, card: Card, _tactic: object) -> Plan:
             launch(packed.data_ptr(), 0, out.data_ptr())
 
         return into
-    if call.op == "dequantise_rows":
-        assert rest[0] is not None
-        new_rows = output(fake_rows(packed, rest[0], encoding).shape, torch.float16, card.index)
-
-        def of_rows(packed: Tensor, index: Tensor) -> Tensor:
-            out = new_rows()
-            launch(packed.data_ptr(), index.data_ptr(), out.data_ptr())
-            return out
-
-        return of_rows
     new_out = output(unpacked_shape(packed, encoding), torch.float16, card.index)
 
     def run(packed: Tensor) -> Tensor:
@@ -176,38 +119,27 @@ def _nothing(*_: int) -> None:
     """The launch for a tensor without elements."""
 
 
-def _rows_and_blocks(call: Call) -> tuple[int, int]:
-    """How many rows are made, and the blocks of each. A whole tensor is one row."""
-    packed, *rest = call.tensors
-    assert packed is not None
-    size = block_type(call.options[0]).bytes
-    if call.op == "dequantise_rows":
-        assert rest[0] is not None
-        return rest[0].numel(), packed.shape[-1] // size
-    return 1, packed.numel() // size
+def _blocks(call: Call) -> int:
+    """Of the whole tensor, which is one row."""
+    packed = call.first
+    return packed.numel() // block_type(call.options[0]).bytes
 
 
-def _grid(call: Call) -> tuple[int, int]:
-    """Rows, and the chunks of each."""
-    rows, blocks = _rows_and_blocks(call)
-    return rows, math.ceil(blocks * block_type(call.options[0]).elements / CHUNK)
+def _chunks(call: Call) -> int:
+    return math.ceil(_blocks(call) * block_type(call.options[0]).elements / CHUNK)
 
 
 def _prepare(call: Call, card: Card) -> Launch | Callable[..., None]:
-    packed = call.tensors[0]
-    assert packed is not None
-    rows, chunks = _grid(call)
-    if rows * chunks == 0:
+    chunks = _chunks(call)
+    if not chunks:
         return _nothing
-    table = packed.shape[0] if call.op == "dequantise_rows" else 1
-    params = DequantiseParams(rows=table, blocks=_rows_and_blocks(call)[1], chunks=chunks)
+    params = DequantiseParams(rows=1, blocks=_blocks(call), chunks=chunks)
     kernel = card.kernel("dequantise", f"dequantise_{call.options[0]}")
-    return kernel.prepare(params, grid=(rows * chunks, 1, 1), block=THREADS, shape=call.describe())
+    return kernel.prepare(params, grid=(chunks, 1, 1), block=THREADS, shape=call.describe())
 
 
 def shape_class(call: Call) -> str:
-    rows, blocks = _rows_and_blocks(call)
-    return f"{call.options[0]}[{round_up(rows)}x{round_up(blocks)}]"
+    return f"{call.options[0]}[1x{round_up(_blocks(call))}]"
 
 
 KERNELS = {"dequantise": tuple(f"dequantise_{encoding}" for encoding in BLOCK_TYPES)}
@@ -224,24 +156,4 @@ DEQUANTISE = Op(
     kernels=KERNELS,
 )
 
-DEQUANTISE_INTO = Op(
-    name="dequantise_into",
-    schema="(Tensor packed, Tensor(a!) out, str encoding, str policy) -> ()",
-    reference=reference_into,
-    fake=fake_into,
-    candidates=(CudaCandidate("cuda", obstacles, plan), StockCandidate(reference_into)),
-    shape_class=shape_class,
-    validate=validate,
-    kernels=KERNELS,
-)
-
-DEQUANTISE_ROWS = Op(
-    name="dequantise_rows",
-    schema="(Tensor packed, Tensor index, str encoding, str policy) -> Tensor",
-    reference=reference_rows,
-    fake=fake_rows,
-    candidates=(CudaCandidate("cuda", obstacles, plan), StockCandidate(stock_rows)),
-    shape_class=shape_class,
-    validate=validate,
-    kernels=KERNELS,
-)
+DEQUANTISE_INTO = DEQUANTISE.into("dequantise_into", at=1)

@@ -12,12 +12,7 @@ import torch
 from torch import Tensor
 
 from ...call import Call, Plan
-from ...launcher import (
-    Card,
-    Pointer,
-    output,
-    parameter_struct,
-)
+from ...launcher import Card, Pointer, output, parameter_struct
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
 from ..views.checks import check_written, wrong_dtype
@@ -65,32 +60,19 @@ def stock(x: Tensor, scale: Tensor, rotation: int) -> Tensor:
     """As stock: scaled in fp32, turned by a matrix product, rounded. Saturating, since `auto` may choose it."""
     value = x.float() * over_rows(scale, x).float()
     if rotation:
-        groups = value.reshape(*x.shape[:-1], -1, rotation)
+        groups = value.reshape(*x.shape[:-1], x.shape[-1] // rotation, rotation)
         value = (groups @ matrix(rotation, torch.float32, x.device)).reshape(x.shape)
     return torch.where(value.isfinite(), saturated(value), value).half()
 
 
 def beside(call: Call) -> int:
     """Bytes that stock's way takes on the way: fp32 numbers, and those turned or saturated."""
-    x = call.tensors[0]
-    assert x is not None
+    x = call.first
     return 8 * x.numel()
 
 
 def fake(x: Tensor, scale: Tensor, rotation: int) -> Tensor:  # noqa: ARG001 - x says it all
     return x.new_empty(x.shape, dtype=torch.float16)
-
-
-def reference_into(x: Tensor, scale: Tensor, out: Tensor, rotation: int) -> None:
-    out.copy_(reference(x, scale, rotation))
-
-
-def stock_into(x: Tensor, scale: Tensor, out: Tensor, rotation: int) -> None:
-    out.copy_(stock(x, scale, rotation))
-
-
-def fake_into(x: Tensor, scale: Tensor, out: Tensor, rotation: int) -> None:  # noqa: ARG001 - writes in place
-    check_out(x, out)
 
 
 # --------------------------------------------------------------------------------------------------------- the kernel
@@ -172,13 +154,4 @@ INT8_TO_HALF = Op(
     kernels=KERNELS,
 )
 
-INT8_TO_HALF_INTO = Op(
-    name="int8_to_half_into",
-    schema="(Tensor x, Tensor scale, Tensor(a!) out, int rotation, str policy) -> ()",
-    reference=reference_into,
-    fake=fake_into,
-    candidates=(CudaCandidate("cuda", obstacles, plan), StockCandidate(stock_into, beside=beside)),
-    shape_class=shape_class,
-    validate=validate,
-    kernels=KERNELS,
-)
+INT8_TO_HALF_INTO = INT8_TO_HALF.into("int8_to_half_into", at=2)

@@ -25,7 +25,7 @@ def turned(x: Tensor, group: int) -> Tensor:
     """x [..., k] times the matrices, without their root: by the sums that the kernels make, in their order."""
     apart = 1
     while apart < group:
-        a, b, c, d = x.reshape(*x.shape[:-1], -1, 4, apart).unbind(-2)
+        a, b, c, d = x.reshape(*x.shape[:-1], x.shape[-1] // (4 * apart), 4, apart).unbind(-2)
         s, t, u, v = a + b, c + d, a - b, c - d
         x = torch.stack([s + v, s - v, t + u, t - u], -2).flatten(-3)
         apart *= 4

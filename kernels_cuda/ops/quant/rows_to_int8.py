@@ -15,22 +15,11 @@ import torch
 from torch import Tensor
 
 from ...call import Call, Plan
-from ...launcher import (
-    MAX_GRID,
-    Card,
-    Pointer,
-    output,
-    parameter_struct,
-)
+from ...launcher import MAX_GRID, Card, Pointer, output, parameter_struct
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
 from ..views.checks import wrong_dtype
-from ..views.rows import (
-    folded,
-    row_class,
-    row_view,
-    rows,
-)
+from ..views.rows import folded, row_class, row_view, rows
 from .rotation import check_rotation, matrix, root, turned
 
 PACK = 8  # kPack
@@ -68,26 +57,25 @@ def reference(x: Tensor, rotation: int) -> tuple[Tensor, Tensor]:
     most = wide.abs().amax(-1, keepdim=True)
     finite = most.isfinite()
     top = torch.where(most == 0, LARGEST / root(rotation), most)
-    largest = torch.full_like(
-        top, LARGEST
-    )  # a tensor: torch divides a number by multiplying it with a rounded reciprocal
+    # A tensor, because torch divides by a number by multiplying with a rounded reciprocal.
+    largest = torch.full_like(top, LARGEST)
     inverse = torch.where(finite, largest / top, torch.zeros_like(top))
     numbers = torch.nan_to_num(wide * inverse, 0, 0, 0).round().to(torch.int8)
     scales = torch.where(finite, top * (root(rotation) / LARGEST), math.nan)
-    return numbers, scales.squeeze(-1).float()
+    return numbers.contiguous(), scales.squeeze(-1).float().contiguous()
 
 
 def stock(x: Tensor, rotation: int) -> tuple[Tensor, Tensor]:
     """As stock rounds activations, in x's own type; but rows of zeros and rows that are not finite as this op has them, since
     `auto` may choose it."""
     if rotation:
-        groups = x.reshape(*x.shape[:-1], -1, rotation)
+        groups = x.reshape(*x.shape[:-1], x.shape[-1] // rotation, rotation)
         x = (groups @ matrix(rotation, x.dtype, x.device)).reshape(x.shape)
     most = x.abs().amax(-1, keepdim=True).float()
     finite = most.isfinite()
     scales = torch.where(most == 0, torch.ones_like(most), most / LARGEST)
     numbers = torch.nan_to_num(torch.where(finite, x.float() / scales, 0.0), 0, 0, 0).round().to(torch.int8)
-    return numbers, torch.where(finite, scales, math.nan).squeeze(-1)
+    return numbers.contiguous(), torch.where(finite, scales, math.nan).squeeze(-1).contiguous()
 
 
 def fake(x: Tensor, rotation: int) -> tuple[Tensor, Tensor]:  # noqa: ARG001 - x says it all
@@ -120,16 +108,14 @@ class Block:
 
 def validate(call: Call) -> None:
     """Shapes that no implementation could serve."""
-    (x,) = call.tensors
-    assert x is not None
+    x = call.first
     if x.ndim == 0 or not x.shape[-1]:
         raise ValueError(f"x: {list(x.shape)} has no rows with elements")
     check_rotation(call.options[0], x.shape[-1])
 
 
 def obstacles(call: Call) -> Iterator[str]:
-    (x,) = call.tensors
-    assert x is not None
+    x = call.first
     yield from wrong_dtype((torch.float16,), x=x)
     yield from row_obstacles(x)
 
@@ -171,15 +157,13 @@ def prepare(card: Card, x: Tensor, rotation: int, describe: str) -> Callable[[Te
 
 
 def plan(call: Call, card: Card, _tactic: object) -> Plan:
-    (x,) = call.tensors
-    assert x is not None
+    x = call.first
     run = prepare(card, x, call.options[0], call.describe())
     return lambda x: tuple(run(x))
 
 
 def shape_class(call: Call) -> str:
-    (x,) = call.tensors
-    assert x is not None
+    x = call.first
     return f"{row_class(x)} rotation {call.options[0]}"
 
 

@@ -14,13 +14,7 @@ import torch
 from torch import Tensor
 
 from ...call import Call, Plan
-from ...launcher import (
-    Card,
-    Launch,
-    Pointer,
-    output,
-    parameter_struct,
-)
+from ...launcher import Card, Launch, Pointer, output, parameter_struct
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
 from ..views.checks import check_written, wrong_dtype
@@ -94,18 +88,6 @@ def beside(call: Call) -> int:
 
 def fake(x: Tensor, scale: Tensor | None) -> Tensor:  # noqa: ARG001 - x says it all
     return x.new_empty(x.shape, dtype=torch.float16)
-
-
-def reference_into(x: Tensor, scale: Tensor | None, out: Tensor) -> None:
-    out.copy_(reference(x, scale))
-
-
-def stock_into(x: Tensor, scale: Tensor | None, out: Tensor) -> None:
-    out.copy_(stock(x, scale))
-
-
-def fake_into(x: Tensor, scale: Tensor | None, out: Tensor) -> None:  # noqa: ARG001 - writes in place, returns nothing
-    check_out(x, out)
 
 
 def over_rows(scale: Tensor, x: Tensor) -> Tensor:
@@ -259,13 +241,4 @@ TO_HALF = Op(
     kernels=KERNELS,
 )
 
-TO_HALF_INTO = Op(
-    name="to_half_into",
-    schema="(Tensor x, Tensor? scale, Tensor(a!) out, str policy) -> ()",
-    reference=reference_into,
-    fake=fake_into,
-    candidates=(CudaCandidate("cuda", obstacles, plan), StockCandidate(stock_into, beside=beside)),
-    shape_class=shape_class,
-    validate=validate,
-    kernels=KERNELS,
-)
+TO_HALF_INTO = TO_HALF.into("to_half_into", at=2)

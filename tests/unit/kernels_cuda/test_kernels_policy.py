@@ -48,7 +48,7 @@ def test_equal_means_same_token(a, b):
 def test_modes():
     policy = KernelPolicy.of("off", norm_modulate="on")
     assert policy.mode("norm_modulate") == "on"
-    assert policy.mode("residual_gate_norm_modulate") == "off"
+    assert policy.mode("gated_residual") == "off"
     assert KernelPolicy(ops=(("b", "on"), ("a", "off"))) == KernelPolicy(ops=(("a", "off"), ("b", "on")))
 
 
