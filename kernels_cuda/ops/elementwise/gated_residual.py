@@ -67,7 +67,7 @@ def reference(x: Tensor, y: Tensor, gate: Tensor | None, saturate: bool) -> Tens
         return kept(x.to(wide) + y.to(wide), x.dtype, saturate).to(x.dtype).contiguous()
     flat, added = (t.to(wide).reshape(_batches(x), _tokens(x), x.shape[-1]) for t in (x, y))
     by = spread(gate.to(wide), flat.shape[1], flat.shape[0], flat.shape[2], "gate")
-    return kept(flat + by * added, x.dtype, saturate).reshape(x.shape).to(x.dtype)
+    return kept(flat + by * added, x.dtype, saturate).reshape(x.shape).to(x.dtype).contiguous()
 
 
 def stock(x: Tensor, y: Tensor, gate: Tensor | None, saturate: bool) -> Tensor:

@@ -1,19 +1,15 @@
-"""attention without a GPU: the reference against float64 written with loops, torch's own as stock runs it, shapes."""
+"""attention without a GPU: lists of blocks, tails, what is refused, and which of torch's kernels."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bed.depth import examples
 from fusestream.kernels_cuda import OPS, STANDARD, BlockList, KernelPolicy, KernelRefused, Tail, attention
 from fusestream.kernels_cuda.call import Call
 from fusestream.kernels_cuda.ops.attention import attention as op
@@ -63,35 +59,6 @@ def by_hand(q, k, v, mask=None, *, scale=None, causal=False, window=(-1, -1), le
     return out
 
 
-@given(
-    sizes=st.tuples(st.integers(1, 2), st.integers(1, 6), st.integers(1, 6), st.sampled_from([(1, 1), (2, 2), (4, 2)])),
-    mask=st.sampled_from(["none", "bool", "float", "keys", "queries"]),
-    causal=st.booleans(),
-    window=st.sampled_from([(-1, -1), (2, -1), (-1, 1), (1, 0), (0, 0)]),
-    lengths=st.booleans(),
-    distance=st.booleans(),
-    scale=st.sampled_from([None, 1.0, 0.3]),
-)
-@settings(max_examples=examples(60), deadline=None)
-def test_reference_is_the_definition(sizes, mask, causal, window, lengths, distance, scale):
-    b, s, t, (h, hk) = sizes
-    q, k, v = inputs(b, s, t, h, hk, 8)
-    masks = {
-        "none": None,
-        "bool": torch.rand(b, 1, s, t) > 0.4,
-        "float": torch.randn(1, h, s, t),
-        "keys": torch.rand(b, 1, 1, t) > 0.3,
-        "queries": torch.rand(1, h, s, t) > 0.3,
-    }
-    many = torch.randint(0, t + 1, (b,), dtype=torch.int32) if lengths else None
-    bias = torch.randn(h, s + t - 1) if distance else None
-    got = attention(
-        q, k, v, masks[mask], scale=scale, causal=causal, window=window, key_lengths=many, distance_bias=bias
-    )
-    want = by_hand(q, k, v, masks[mask], scale=scale, causal=causal, window=window, lengths=many, bias=bias)
-    torch.testing.assert_close(got.double(), want, atol=2e-6, rtol=1e-5)
-
-
 def test_long_queries_are_cut(monkeypatch):
     """The reference works through the queries a thousand at a time; where it cuts must not show."""
     q, k, v = inputs(2, 11, 9, 2, 1, 8)
@@ -126,34 +93,6 @@ def test_a_tail_counts_as_often_as_its_block_has_keys():
     assert (attention(q, k, v, **sparse)[:, :8] - attention(q, k, v)[:, :8]).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize(
-    "what", ["plain", "causal", "mask", "bias", "grouped", "lengths", "window", "distance", "blocks"]
-)
-def test_stock_computes_the_same(what):
-    """What `off` runs is torch's scaled_dot_product_attention, whatever is asked."""
-    h, hk = (4, 2) if what == "grouped" else (3, 3)
-    q, k, v = inputs(2, 24, 24, h, hk, 16)
-    options = {
-        "causal": {"causal": True},
-        "mask": {"mask": torch.rand(2, 1, 24, 24) > 0.3},
-        "bias": {"mask": torch.randn(1, h, 1, 24)},
-        "lengths": {"key_lengths": torch.tensor([5, 24], dtype=torch.int32)},
-        "window": {"window": (3, 2)},
-        "distance": {"distance_bias": torch.randn(h, 47)},
-        "blocks": {
-            "blocks": BlockList(
-                torch.tensor([[[[0, 2], [1, 0], [2, 1]]]], dtype=torch.int32),
-                torch.tensor([[[2, 1, 2]]], dtype=torch.int32),
-                8,
-                8,
-            )
-        },
-    }.get(what, {})
-    torch.testing.assert_close(
-        attention(q, k, v, policy=OFF, **options), attention(q, k, v, **options), atol=2e-6, rtol=1e-5
-    )
-
-
 def test_rows_without_keys_are_zero():
     q, k, v = inputs(2, 4, 5, 2, 2, 8)
     out = attention(q, k, v, key_lengths=torch.tensor([0, 5], dtype=torch.int32))
@@ -173,46 +112,6 @@ def test_what_is_not_seen_does_not_matter():
     assert torch.equal(attention(q, k, v, key_lengths=lengths), want)
     v[0, 1, 0, 3] = torch.nan
     assert attention(q, k, v, key_lengths=lengths)[0, :, 0, 3].isnan().all()
-
-
-LISTED = {"blocks": BlockList(torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 1), 4, 4)}
-TAIL = Tail(torch.zeros(1, 1, 2, 8), torch.zeros(1, 1, 2, 8), torch.zeros(1, 1, 1, 2))
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"q": torch.zeros(1, 4, 8)}, r"q: \[1, 4, 8\] is not"),
-        ({"k": torch.zeros(1, 4, 3, 8)}, r"q's heads a multiple of k's"),
-        ({"k": torch.zeros(1, 4, 0, 8)}, r"q's heads a multiple of k's"),
-        ({"v": torch.zeros(1, 5, 2, 8)}, r"v: .* is not k's shape"),
-        ({"mask": torch.zeros(3, 1, 4, 4)}, r"mask: .* does not broadcast"),
-        ({"mask": torch.zeros(4, 4, dtype=torch.int32)}, r"mask: torch.int32 is neither"),
-        ({"key_lengths": torch.zeros(2, dtype=torch.int32)}, r"key_lengths: \[2\] is not one"),
-        ({"distance_bias": torch.zeros(2, 6)}, r"distance_bias: \[2, 6\], expected \[2, 7\]"),
-        ({"window": (-2, 0)}, r"window: left is -2"),
-        ({"scale": math.nan}, r"scale is nan"),
-        ({"blocks": BlockList(torch.zeros(1, 1, 2, 1), torch.zeros(1, 1, 2), 4, 4)}, r"blocks: keys \[1, 1, 2, 1\]"),
-        ({"blocks": BlockList(torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 2), 4, 4)}, r"blocks: counts"),
-        ({"blocks": BlockList(torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 1), 0, 4)}, r"is no block"),
-        ({"tail": TAIL}, r"tail: there is no list"),
-        ({**LISTED, "tail": TAIL, "causal": True}, r"tail: masks, windows"),
-        ({**LISTED, "tail": TAIL, "key_lengths": torch.ones(1, dtype=torch.int32)}, r"tail: masks, windows"),
-        (
-            {**LISTED, "tail": TAIL._replace(k=torch.zeros(1, 2, 2, 8))},
-            r"tail: k \[1, 2, 2, 8\], expected the means of 1",
-        ),
-        (
-            {**LISTED, "tail": TAIL._replace(visited=torch.zeros(1, 1, 1, 1))},
-            r"visited \[1, 1, 1, 1\], expected \[1, 1, 1, 2\]",
-        ),
-    ],
-)
-def test_wrong_shapes_are_named(change, words):
-    operands = {"q": torch.zeros(1, 4, 2, 8), "k": torch.zeros(1, 4, 2, 8), "v": torch.zeros(1, 4, 2, 8), **change}
-    for policy in (KernelPolicy(), OFF, ON):
-        with pytest.raises(ValueError, match=f"attention: .*{words}"):
-            attention(**operands, policy=policy)
 
 
 def call(*operands, policy=STANDARD, **asked):
@@ -300,12 +199,6 @@ def test_heads_that_belong_together_are_computed_alike(monkeypatch):
             torch.testing.assert_close(op.reference(*of_heads(tensors, *part), *options), whole[:, :, part[0]])
     monkeypatch.setattr(int8_heads, "MOST_BYTES", 10**9)
     assert list(int8_heads.pieces(q, k)) == [(slice(0, 6), slice(0, 3))]
-
-
-def test_compiles_as_one_node():
-    q, k, v = inputs(1, 8, 8, 2, 2, 16)
-    compiled = torch.compile(lambda *t: attention(*t, causal=True), fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(q, k, v), attention(q, k, v, causal=True))
 
 
 def test_the_candidates_are_in_stocks_order():

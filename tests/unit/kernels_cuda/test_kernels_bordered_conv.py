@@ -1,4 +1,4 @@
-"""bordered_conv2d and bordered_upsample_conv2d without a GPU: against torch's own pads, what is refused and why, and the names."""
+"""bordered_conv2d and bordered_upsample_conv2d without a GPU: borders, what is refused and why, the names."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from bed.depth import examples
-from fusestream.kernels_cuda import OPS, KernelPolicy, bordered_conv2d, bordered_upsample_conv2d, fold_upsample
+from fusestream.kernels_cuda import OPS, KernelPolicy, bordered_upsample_conv2d, fold_upsample
 from fusestream.kernels_cuda.build import matrix
 from fusestream.kernels_cuda.call import Call
 from fusestream.kernels_cuda.ops.conv import bordered_conv as op
 from fusestream.kernels_cuda.ops.conv.borders import border_obstacle, with_border
-from fusestream.kernels_cuda.ops.matmul.linear_operands import activate
 
 OFF = KernelPolicy.of("off")
 LAST = torch.channels_last
@@ -44,31 +43,6 @@ def test_borders_that_torch_has_no_pixels_for(mode, most):
             functional.pad(x, (0, most + 1, 0, 0), mode)
 
 
-@given(
-    sizes=st.tuples(st.integers(1, 2), st.integers(1, 4), st.integers(3, 9), st.integers(3, 9)),
-    padding=st.tuples(*[st.integers(0, 2)] * 4),
-    border=st.sampled_from(op.BORDERS),
-    stride=st.integers(1, 2),
-    n=st.integers(1, 3),
-    bias=st.booleans(),
-    activation=st.sampled_from(["none", "relu", "silu"]),
-)
-@settings(max_examples=examples(60), deadline=None)
-def test_it_is_the_convolution_of_torchs_larger_picture(sizes, padding, border, stride, n, bias, activation):
-    x = torch.randn(sizes).contiguous(memory_format=LAST)
-    weight, added = torch.randn(n, sizes[1], 3, 3), torch.randn(n) if bias else None
-    wide = functional.pad(x.double(), padding, border)
-    want = activate(
-        functional.conv2d(wide, weight.double(), None if added is None else added.double(), stride), activation
-    )
-    given = {"padding": padding, "border": border, "stride": stride, "activation": activation}
-    for policy in (KernelPolicy(), OFF):
-        got = bordered_conv2d(x, weight, added, policy=policy, **given)
-        torch.testing.assert_close(got.double(), want, atol=2e-5, rtol=2e-5)
-    meta = op.fake(x, weight, added, activation, stride, *padding, border)
-    assert meta.shape == got.shape and (got.is_contiguous(memory_format=LAST) or 1 in got.shape)
-
-
 @pytest.mark.parametrize("mode", ["reflect", "replicate"])
 @pytest.mark.parametrize("size", [(1, 1), (1, 4), (3, 5)])
 def test_upsampled_either_border_is_the_edges_own_pixels(mode, size):
@@ -91,33 +65,6 @@ def test_upsampled_either_border_is_the_edges_own_pixels(mode, size):
 
 def half(*shape):
     return torch.zeros(*shape).half().contiguous(memory_format=LAST)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"weight": torch.zeros(4, 8, 1, 1)}, "does not go with the weight"),
-        ({"x": torch.zeros(1, 8, 0, 4)}, "does not go with the weight"),
-        ({"bias": torch.zeros(3)}, r"bias: \[3\] is not \[4\]"),
-        ({"border": "circular"}, "border is 'circular', expected one of reflect, replicate"),
-        ({"activation": "tanh"}, "activation is 'tanh'"),
-        ({"stride": 0}, "make no sense"),
-        ({"padding": (4, 0, 0, 0)}, "too small for a border"),
-        ({"x": torch.zeros(1, 8, 2, 4), "padding": (0, 0, 0, 0)}, "smaller than the taps"),
-    ],
-)
-def test_impossible_calls_are_errors(change, message):
-    arguments = {"x": torch.zeros(1, 8, 4, 4), "weight": torch.zeros(4, 8, 3, 3), "padding": (1, 1, 1, 1), **change}
-    with pytest.raises(ValueError, match=message):
-        bordered_conv2d(arguments.pop("x"), arguments.pop("weight"), **arguments)
-
-
-def test_impossible_upsamplings_are_errors():
-    x, weight = torch.zeros(1, 8, 4, 4), torch.zeros(4, 8, 3, 3)
-    with pytest.raises(ValueError, match="does not go with the weight"):
-        bordered_upsample_conv2d(x, torch.zeros(4, 8, 1, 1))
-    with pytest.raises(ValueError, match=r"not fold_upsample\(weight\)'s"):
-        bordered_upsample_conv2d(x, weight, folded=weight)
 
 
 def call(x, weight, bias=None, stride=1, precision="precise", border="reflect"):

@@ -1,4 +1,4 @@
-"""int8_to_half without a GPU: against float64, stock's own library and the way there; what is refused."""
+"""int8_to_half without a GPU: the way there and back, stock's own library, what is refused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fusestream.kernels_cuda import KernelPolicy, KernelRefused, int8_to_half, r
 from fusestream.kernels_cuda.build import matrix as sources
 from fusestream.kernels_cuda.call import Call
 from fusestream.kernels_cuda.ops.quant import int8_to_half as op
-from fusestream.kernels_cuda.ops.quant.rotation import GROUPS, matrix
+from fusestream.kernels_cuda.ops.quant.rotation import GROUPS
 
 OFF = KernelPolicy.of("off")
 ON = KernelPolicy.of("on")
@@ -17,22 +17,6 @@ ON = KernelPolicy.of("on")
 
 def whole(*shape):
     return torch.randint(-128, 128, shape, dtype=torch.int8)
-
-
-@pytest.mark.parametrize("group", [0, *GROUPS])
-@pytest.mark.parametrize("per_row", [False, True])
-def test_one_rounding_of_the_exact_value(group, per_row):
-    x, scale = whole(7, 512), torch.rand(7, 1) if per_row else torch.tensor(0.37)
-    exact = x.double() * scale.double()
-    if group:
-        turn = matrix(group, torch.float64, torch.device("cpu"))
-        exact = (exact.reshape(7, -1, group) @ turn).reshape(7, 512)
-    for policy in (KernelPolicy(), OFF):
-        got = int8_to_half(x, scale, rotation=group, policy=policy)
-        assert got.dtype is torch.float16
-        step = exact.abs() * 2**-11 + 2**-25
-        slack = 1e-6 * exact.abs().amax() if policy is OFF else 2e-7 * exact.abs()
-        assert ((got.double() - exact).abs() <= step + slack).all()
 
 
 @pytest.mark.parametrize("group", [0, *GROUPS])
@@ -62,32 +46,6 @@ def test_what_halves_cannot_hold(policy):
     assert int8_to_half(x, torch.tensor(torch.nan), policy=policy).isnan().all()
 
 
-def test_into_memory_that_is_there():
-    x, scale = whole(4, 64), torch.rand(4)
-    room = torch.zeros(6, 64).half()
-    for policy in (KernelPolicy(), OFF):
-        assert int8_to_half(x, scale, rotation=16, out=room[1:5], policy=policy).data_ptr() == room[1:].data_ptr()
-        assert torch.equal(room[1:5], int8_to_half(x, scale, rotation=16, policy=policy))
-        assert not room[0].any() and not room[5].any()
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"x": whole(2, 2, 8)}, r"x: \[2, 2, 8\] is not \[rows, k\]"),
-        ({"scale": torch.ones(3)}, r"scale: \[3\] is neither one value nor one for each of 4 rows"),
-        ({"rotation": 8}, "rotation is 8"),
-        ({"rotation": 256}, "rows of 64 do not divide into groups of 256"),
-        ({"out": torch.zeros(4, 8).half()}, "cannot take"),
-        ({"out": torch.zeros(4, 64)}, "cannot take"),
-    ],
-)
-def test_wrong_shapes_are_named(change, words):
-    for policy in (KernelPolicy(), OFF, ON):
-        with pytest.raises(ValueError, match=words):
-            int8_to_half(**{"x": whole(4, 64), "scale": torch.ones(4), **change}, policy=policy)
-
-
 def test_every_obstacle_is_spoken():
     x, one = whole(4, 64), torch.ones(1)
     for tensors, words in (
@@ -112,8 +70,3 @@ def test_numbers_of_the_source():
         int(source.split(f"constexpr int {name} = ")[1].split(";")[0]) for name in ("kThreads", "kAtOnce")
     )
     assert threads * at_once == op.CHUNK and threads == op.CHUNK // 4
-
-
-def test_empty():
-    for policy in (KernelPolicy(), OFF):
-        assert int8_to_half(whole(0, 64), torch.ones(1), policy=policy).shape == (0, 64)

@@ -1,0 +1,158 @@
+"""How weights are stored, and back."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from contract.op_contract import LARGEST, SINGLE, Contract, Draw, Operands, ones
+from gguf import GGMLQuantizationType
+from gguf import dequantize as by_gguf
+from torch import Tensor
+
+from fusestream.kernels_cuda import dequantise, int8_to_half, rows_to_int8, to_half
+from fusestream.kernels_cuda.ops.quant.packed_blocks import BLOCK_TYPES
+from fusestream.kernels_cuda.ops.quant.rotation import GROUPS
+
+FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+def turned(x: Tensor, group: int) -> Tensor:
+    """Each group of a row times ConvRot's matrix: a Kronecker power of the regular one of 4, over its root."""
+    if not group:
+        return x
+    four = torch.tensor([[1, 1, 1, -1], [1, 1, -1, 1], [1, -1, 1, 1], [-1, 1, 1, 1]], dtype=torch.float64) / 2
+    whole = four
+    while len(whole) < group:
+        whole = torch.kron(whole, four)
+    return (x.unflatten(-1, (-1, group)) @ whole).flatten(-2)
+
+
+def _stored(draw: Draw) -> Operands:
+    rows, cols = draw.size(1, 5), draw.size(1, 9)
+    x = draw.apart(draw.normal(rows, cols, dtype=draw.of(torch.bfloat16, SINGLE, *FP8), scale=draw.of(1.0, 30.0)))
+    shape = draw.of(None, (), (1,), (rows,), (rows, 1))
+    return {
+        "x": x,
+        "scale": None if shape is None else draw.normal(*shape, scale=2.0 ** draw.of(-12, 0, 12), dtype=SINGLE),
+    }
+
+
+def _halved(x: Tensor, scale: Tensor | None) -> Tensor:
+    """What is finite and does not fit becomes the largest number."""
+    by = torch.ones(()) if scale is None else scale.double()
+    by = by.reshape(()) if by.numel() == 1 else by.reshape(-1, *[1] * (x.ndim - 1))
+    value = x.double() * by
+    return torch.where(x.double().isfinite() & by.isfinite(), value.clamp(-LARGEST, LARGEST), value)
+
+
+def _packed(draw: Draw) -> Operands:
+    """Any bytes at all: scales that are Inf, NaN and denormal among them."""
+    encoding = draw.of(*BLOCK_TYPES)
+    shape = *draw.of((), (draw.size(1, 4),)), draw.size(1, 7) * BLOCK_TYPES[encoding].bytes
+    return {"packed": draw.whole(*shape, low=0, high=256, dtype=torch.uint8), "encoding": encoding}
+
+
+def gguf_numbers(packed: Tensor, encoding: str) -> Tensor:
+    """As the gguf package has them, in float64."""
+    kind = BLOCK_TYPES[encoding]
+    if not packed.numel():
+        return torch.empty(*packed.shape[:-1], packed.shape[-1] // kind.bytes * kind.elements, dtype=torch.float64)
+    with np.errstate(all="ignore"):
+        return torch.from_numpy(by_gguf(packed.numpy(), GGMLQuantizationType[encoding])).double()
+
+
+def _rounded(draw: Draw) -> Operands:
+    group = draw.of(0, *GROUPS)
+    rows, k = draw.size(1, 7), draw.of(1, 2) * (group or draw.of(1, 8, 40))
+    scale = draw.uniform(*draw.of((), (1,), (rows,), (rows, 1))) * draw.of(1.0, 300.0)
+    return {"x": draw.whole(rows, k, low=-128, high=128), "scale": scale, "rotation": group}
+
+
+def _unrounded(x: Tensor, scale: Tensor, rotation: int) -> Tensor:
+    by = scale.double().reshape(()) if scale.numel() == 1 else scale.double().reshape(-1, 1)
+    value = turned(x.double(), rotation) * by
+    return torch.where(by.isfinite(), value.clamp(-LARGEST, LARGEST), value)
+
+
+def _to_round(draw: Draw) -> Operands:
+    """Few whole numbers of each group, 127 the largest: fp16 holds them turned too, and none is halfway between two others."""
+    group = draw.of(0, *GROUPS)
+    leading = [draw.size(1, 5) for _ in range(draw.of(1, 2))]
+    each = group or draw.of(1, 8, 40)
+    numbers = draw.whole(*leading, draw.of(1, 2), each, low=-7, high=8).double()
+    numbers[..., 4:] = 0
+    numbers[..., 0] = 127
+    return {"x": draw.apart(turned(numbers.flatten(-2) * 2.0 ** draw.of(-6, -3, 0), group).half()), "rotation": group}
+
+
+def _to_numbers(x: Tensor, rotation: int) -> tuple[Tensor, Tensor]:
+    wide = turned(x.double(), rotation)
+    most = wide.abs().amax(-1, keepdim=True)
+    scales = most / 127
+    return (wide / scales).round(), scales.squeeze(-1)
+
+
+_BYTES = {"packed": torch.zeros(144, dtype=torch.uint8), "encoding": "Q4_K"}
+
+CONTRACTS: dict[str, Contract] = {
+    "to_half": Contract(
+        to_half,
+        _stored,
+        _halved,
+        stock=1e-3,
+        special=("x", "scale"),
+        base={"x": torch.ones(4, 6).bfloat16()},
+        wrong=[
+            (r"scale: \[6\] is neither one value nor one for each of 4 rows", {"scale": torch.ones(6)}),
+            *(("scale: ", {"scale": torch.ones(shape)}) for shape in ((1, 4), (4, 6), (0,))),
+            ("scale: ", {"x": ones(), "scale": torch.ones(2)}),
+            ("scale: ", {"x": ones(0, 6), "scale": torch.ones(6)}),
+        ],
+    ),
+    "dequantise": Contract(
+        dequantise,
+        _packed,
+        lambda packed, encoding: gguf_numbers(packed, encoding).half().double(),
+        slack=0.0,
+        stock=0.0,
+        base=_BYTES,
+        wrong=[
+            ("encoding is 'Q9_K', expected one of Q4_0", {"encoding": "Q9_K"}),
+            (
+                r"packed: \[145\] has no rows of Q4_K blocks, of 144 bytes",
+                {"packed": torch.zeros(145, dtype=torch.uint8)},
+            ),
+            (r"packed: \[3, 72\] has no rows", {"packed": torch.zeros(3, 72, dtype=torch.uint8)}),
+            (r"packed: \[\] has no rows", {"packed": torch.zeros((), dtype=torch.uint8)}),
+            ("packed: int8 .* is not uint8", {"packed": torch.zeros(144, dtype=torch.int8)}),
+        ],
+    ),
+    "int8_to_half": Contract(
+        int8_to_half,
+        _rounded,
+        _unrounded,
+        stock=2e-6,
+        special=("scale",),
+        base={"x": ones(4, 64, dtype=torch.int8), "scale": torch.ones(4)},
+        wrong=[
+            (r"x: \[2, 2, 8\] is not \[rows, k\]", {"x": ones(2, 2, 8, dtype=torch.int8)}),
+            (r"scale: \[3\] is neither one value nor one for each of 4 rows", {"scale": torch.ones(3)}),
+            ("rotation is 8", {"rotation": 8}),
+            ("rotation: rows of 64 do not divide into groups of 256", {"rotation": 256}),
+        ],
+    ),
+    "rows_to_int8": Contract(
+        rows_to_int8,
+        _to_round,
+        _to_numbers,
+        slack=1e-6,
+        stock=None,
+        base={"x": ones(3, 64)},
+        wrong=[
+            ("x: .* has no rows with elements", {"x": ones(3, 0)}),
+            ("x: .* has no rows with elements", {"x": ones()}),
+            ("rotation is 8, expected 0 or one of 4, 16, 64, 256", {"rotation": 8}),
+            ("rotation: rows of 64 do not divide into groups of 256", {"rotation": 256}),
+        ],
+    ),
+}
