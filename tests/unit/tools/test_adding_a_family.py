@@ -151,7 +151,11 @@ def typed(tree: Path, page: str) -> set[str]:
 
 def asked(*arguments: str, tree: Path) -> str:
     """What Python says to this in the copy."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tree / "tests"), str(tree / "tools")]), "OMP_NUM_THREADS": "1"}
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(tree / "tests"), str(tree / "tools")]),
+        "OMP_NUM_THREADS": "1",
+    }
     command = [sys.executable, *arguments]
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tree, env=env, timeout=300)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
