@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-UNIT, SERVER, BROWSER = "tests/unit", "tests/server", "tests/browser"
+UNIT, CONTRACT = "tests/unit", "tests/contract"
+SERVER, BROWSER = "tests/server", "tests/browser"
 
 
 @dataclass(frozen=True)
@@ -27,12 +28,12 @@ class Row:
 ROWS = {
     row.name: row
     for row in (
-        Row("pinned", "pinned packages, --thorough", (UNIT, SERVER, BROWSER), thorough=True),
-        Row("tree", "the packages that the tree asks for", (UNIT, SERVER)),
+        Row("pinned", "pinned packages, --thorough", (UNIT, CONTRACT, SERVER, BROWSER), thorough=True),
+        Row("tree", "the packages that the tree asks for", (UNIT, CONTRACT, SERVER)),
         Row(
             "kitchen",
             "newest comfy-kitchen and comfy-aimdo",
-            (UNIT, SERVER),
+            (UNIT, CONTRACT, SERVER),
             {"comfy-kitchen": "0.2.40", "comfy-aimdo": "0.6.0"},
         ),
         Row(
@@ -53,7 +54,7 @@ ROWS = {
         Row(
             "torch-oldest",
             "oldest torch",
-            (UNIT, SERVER),
+            (UNIT, CONTRACT, SERVER),
             {
                 "torch": "2.5.1",
                 "torchvision": "0.20.1",
@@ -68,7 +69,7 @@ ROWS = {
         Row(
             "torch-newest",
             "newest torch that torchaudio, which ComfyUI imports, still goes with",
-            (UNIT, SERVER),
+            (UNIT, CONTRACT, SERVER),
             {"torch": "2.14.1", "torchvision": "0.29.1", "torchaudio": "2.11.0"},
             own_torch=True,
         ),
