@@ -72,13 +72,18 @@ def pointer_count(params: type[ctypes.Structure]) -> int:
     return count
 
 
+def _poisoned(made: torch.Tensor) -> torch.Tensor:
+    made.view(-1).view(torch.uint8).fill_(0xFF)
+    return made
+
+
 def output(shape: Sequence[int], dtype: torch.dtype, device: int) -> Callable[[], torch.Tensor]:
     """A maker of contiguous CUDA tensors of one shape: half the host time of `torch.empty`, which parses arguments."""
     sizes = tuple(shape)
     strides = tuple(math.prod(max(size, 1) for size in sizes[i + 1 :]) for i in range(len(sizes)))
     where = torch.device("cuda", device)
     if os.environ.get("FUSESTREAM_POISON"):  # GPU tests: what no kernel wrote is a NaN, not an old result
-        return lambda: torch.empty(sizes, dtype=dtype, device=where).view(torch.uint8).fill_(0xFF).view(dtype)
+        return lambda: _poisoned(torch.empty(sizes, dtype=dtype, device=where))
 
     empty = _empty_strided
     if empty is not None and torch.cuda.device_count() == 1:

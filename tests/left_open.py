@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from bed import pack
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
+from bed import pack  # noqa: E402 - the line above makes it importable
 
 pack.load()
 

@@ -12,6 +12,8 @@ from fusestream.kernels_cuda import KernelRefused
 from fusestream.kernels_cuda.registry import Op
 
 SLACK = 2e-5  # of the largest: sums in another order, and the card's own exponentials
+# Kernels that round to fp16 on the way: ggml's numbers as they are unpacked, four taps that become one.
+ROUNDED = {"few_rows": 2**-11, "upsample_conv2d": 2**-11, "bordered_upsample_conv": 2**-11}
 
 
 def served(name: str, contract: Contract, isa: str | None, number: int) -> list[tuple[Sample, Sample]]:
@@ -33,7 +35,7 @@ def test_kernels_are_near_the_definition(isa: str | None, name: str, contract: C
         got, again = (there.run(on(isa)) for _ in range(2))
         for one, other, want in zip(got, again, sample.exact(), strict=True):
             assert same(one, other), f"{sample}: other bits"
-            slack = max(contract.slack, SLACK)
+            slack = max(contract.slack, ROUNDED.get(name, SLACK))
             assert_near(one.cpu(), want, slack, sample, contract.floor(sample.operands))
 
 

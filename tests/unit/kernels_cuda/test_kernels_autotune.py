@@ -449,7 +449,7 @@ class Events:
                 self.is_over = False
 
             def record(self, stream: Any) -> None:
-                assert stream.residency.device == torch.device("cuda:1")
+                assert stream.device == torch.device("cuda:1")
                 events.said.append("mark")
 
             def query(self) -> bool:

@@ -113,7 +113,7 @@ def test_whole_folders_are_noted_and_nothing_narrower(
     """And `--again` runs what failed the last time, and nothing where nothing did."""
     row, bed, test = ROWS["kitchen"], Bed(venv=tmp_path, cache=tmp_path), "tests/server/test_a.py::test_b"
     ran: list[list[str]] = []
-    outcomes = [matrix.Outcome(3, 1), matrix.Outcome(5, 0, {test: "bad"}), matrix.Outcome(1, 0)]
+    outcomes = [matrix.Outcome(3, 1), matrix.Outcome(4, 0), matrix.Outcome(5, 0, {test: "bad"}), matrix.Outcome(1, 0)]
 
     def run_tests(_bed: Bed, tests: Sequence[str], _env: object, _workers: int) -> matrix.Outcome:
         ran.append(list(tests))
@@ -124,12 +124,12 @@ def test_whole_folders_are_noted_and_nothing_narrower(
     monkeypatch.setattr(matrix.subprocess, "call", lambda command, **_: ran.append(command[3:]) or 1)
     run = partial(matrix.run_row, bed, row, tmp_path, workers=2)
     assert run([], again=False) == 1
-    assert ran == [["tests/unit"], ["tests/server"]]
+    assert ran == [["tests/unit"], ["tests/contract"], ["tests/server"]]
     (entry,) = tested.entries()
-    assert (entry.passed, list(entry.failures)) == ({"tests/unit": 3, "tests/server": 5}, [test])
+    assert (entry.passed, list(entry.failures)) == ({"tests/unit": 3, "tests/contract": 4, "tests/server": 5}, [test])
     assert run([], again=True) == 0 and ran.pop() == [test]
     (entry,) = tested.entries()
-    assert (entry.passed, entry.failures) == ({"tests/unit": 3, "tests/server": 6}, {})
+    assert (entry.passed, entry.failures) == ({"tests/unit": 3, "tests/contract": 4, "tests/server": 6}, {})
     before = kept.read_text(encoding="utf-8")
     assert run(["tests/unit/test_a.py", "-k", "b"], again=False) == 1
     assert ran.pop() == ["tests/unit/test_a.py", "-k", "b"] and kept.read_text(encoding="utf-8") == before

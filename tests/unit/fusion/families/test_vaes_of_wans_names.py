@@ -18,7 +18,9 @@ from fusestream.fusion.families import family_of
 from fusestream.fusion.families.wan import WAN_VAE
 from fusestream.fusion.families.wan.vae.fused import is_wan
 from fusestream.fusion.identify.checkpoint_info import header_of
-from fusestream.fusion.load.diffusion import whole_vae
+from fusestream.fusion.base.family import Role
+from fusestream.fusion.load.request import LoadRequest
+from fusestream.fusion.load.vae import of_tensors
 from fusestream.kernels_cuda import LEDGER
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread")
@@ -82,7 +84,7 @@ def test_off_says_nothing(file: Path) -> None:
 
 
 def test_one_within_a_checkpoint_is_left_to_stock(file: Path) -> None:
-    vae = whole_vae("a checkpoint", load_file(file), None, fusion.KernelPolicy())
+    vae = of_tensors(LoadRequest("a checkpoint", Role.VAE), load_file(file))
     assert type(vae.first_stage_model) is QwenImage21VAE
 
 
