@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
-from bed import pack  # noqa: E402 - the line above makes it importable
+from bed import pack
 
 pack.load()
 

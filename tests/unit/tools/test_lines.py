@@ -56,5 +56,14 @@ def test_each_folder_and_each_in_it(tmp_path: Path) -> None:
         "tests": (1, 2),
     }
     told = lines.table(found).splitlines()
-    assert told[-2].split() == ["all", "but", "tests", "and", "tools", "3", str(2 * PYTHON.count("\n") + CUDA.count("\n")), "12"]
+    assert told[-2].split() == [
+        "all",
+        "but",
+        "tests",
+        "and",
+        "tools",
+        "3",
+        str(2 * PYTHON.count("\n") + CUDA.count("\n")),
+        "12",
+    ]
     assert told[-1].split() == ["tests", "and", "tools", "1", str(CUDA.count("\n")), "2"]

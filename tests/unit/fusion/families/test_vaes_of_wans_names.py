@@ -14,11 +14,11 @@ from safetensors.torch import load_file, save_file
 
 from fusestream import checkpoints, fusion
 from fusestream.fusion.base.errors import WrongFile
+from fusestream.fusion.base.family import Role
 from fusestream.fusion.families import family_of
 from fusestream.fusion.families.wan import WAN_VAE
 from fusestream.fusion.families.wan.vae.fused import is_wan
 from fusestream.fusion.identify.checkpoint_info import header_of
-from fusestream.fusion.base.family import Role
 from fusestream.fusion.load.request import LoadRequest
 from fusestream.fusion.load.vae import of_tensors
 from fusestream.kernels_cuda import LEDGER
