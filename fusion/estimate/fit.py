@@ -99,7 +99,7 @@ def fit_of(patcher: Any, shape: Sequence[int], prompts: int, *, is_automatic: bo
         rest=rest,
         sizes=tuple(plan.sizes[i] for i in often),
         stored=sum(layers[i].stored_bytes for i in often) / max(1, sum(plan.sizes[i] for i in often)),
-        parts=(segmentation.base or segmentation) is not stream.residency.segmentations[0],
+        parts=stream.residency.divides(segmentation),
         held=plan.footprint,
         kept=segmentation.text_bytes,
         window=plan.window_bytes,

@@ -91,7 +91,7 @@ class Residency:
         narrow  the finest segments pass through
         """
         self.least, _ = self.segmentation.bounds(self.device)
-        _, self.most = (self.segmentation.base or self.segmentation).bounds(self.device)
+        _, self.most = self.segmentation.with_texts.bounds(self.device)
         self.whole, _ = self.segmentations[0].bounds(self.device)
         self.narrow = min(one.bounds(self.device)[0] for one in self.plain)
 
@@ -103,7 +103,11 @@ class Residency:
     @property
     def is_in_parts(self) -> bool:
         """Whether parts of blocks are paged."""
-        return (self.segmentation.base or self.segmentation) is not self.segmentations[0]
+        return self.divides(self.segmentation)
+
+    def divides(self, one: Segmentation) -> bool:
+        """Whether a segmentation has parts of blocks."""
+        return one.with_texts is not self.segmentations[0]
 
     @property
     def all_stay(self) -> bool:

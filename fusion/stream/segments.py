@@ -68,6 +68,11 @@ class Segmentation:
         """The pager's layers, in its order."""
         return tuple(self.layers[i] for i in self.order.paged)
 
+    @property
+    def with_texts(self) -> Segmentation:
+        """The same segmentation with text weights in their blocks."""
+        return self.base or self
+
     def bounds(self, device: torch.device) -> tuple[int, int]:
         """Least device bytes in which the blocks pass through, and bytes in which all of them stay,
         both without texts."""
