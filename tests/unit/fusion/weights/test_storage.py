@@ -103,7 +103,8 @@ def test_few_rows_reads_the_same_numbers(name: str) -> None:
     if stored is not None:
         assert stored.numbers.untyped_storage().data_ptr() == storage_of(weight).data.untyped_storage().data_ptr()
         found = few_rows(x, stored.numbers, stored.encoding, scale=stored.scale, out_dtype=torch.float32, policy=POLICY)
-        assert torch.allclose(found.double(), x.double() @ wide(weight).t(), rtol=1e-3, atol=1e-3)
+        rounding = 2**-11 * x.double().abs() @ wide(weight).abs().t()  # of each weight to fp16, at most
+        assert ((found.double() - x.double() @ wide(weight).t()).abs() <= rounding + 1e-5).all()
 
 
 @KINDS
