@@ -104,6 +104,28 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture
+def refused_by_kernels(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """(op, reason) of each kernel that could not serve a call made from now on, by types, sizes and strides: that can be asked
+    without a card."""
+    from fusestream.kernels_cuda import LEDGER, OPS
+    from fusestream.kernels_cuda.registry import Op
+
+    found, resolve = [], Op.resolve
+
+    def asked(op: Op, call: Any, *settle: Any) -> Any:
+        ours: Any = op.candidates[0]
+        if not call.policy.is_off:  # where torch's own is wanted
+            found.extend((op.name, reason) for reason in ours.obstacles(call))
+        return resolve(op, call, *settle)
+
+    monkeypatch.setattr(Op, "resolve", asked)
+    for op in OPS.values():
+        op.forget()  # a choice is made once for each kind of call
+    LEDGER.clear()
+    return found
+
+
 class _RootIsNoPackage:
     """The pack is loaded as ComfyUI loads it. Pytest would import its entry point once more, under the name of the folder that the
     repository lies in, and fail where that is none of Python's."""

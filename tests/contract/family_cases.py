@@ -1,0 +1,263 @@
+"""The diffusion models that the suite of families loads: kinds, files in every storage, patches, and rooms for their weights.
+
+`cases` pairs them: each two values of two axes meet in some case, and with --thorough each kind has each storage.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import comfy.model_management
+import comfy.sd
+import family_scenes
+import int8_files
+import pytest
+import torch
+from packed_files import packed_file, unpacked
+from safetensors.torch import load_file, save_file
+from scenes import Scene, Studio, distance, sample
+from torch import Tensor
+
+from bed.depth import is_thorough
+from fusestream import checkpoints
+from fusestream.checkpoints.storage import Scaled
+from fusestream.fusion.load.diffusion import load_diffusion_model, load_streamed_diffusion_model
+from fusestream.kernels_cuda import LEDGER, STANDARD, KernelPolicy
+from fusestream.memory import read_header
+
+OFF = KernelPolicy.of("off")
+HALF, SINGLE = torch.float16, torch.float32
+
+# The kinds by the name of the family whose code computes them; None: stock's code does. What costs a CPU seconds for a
+# picture of one token, because stock fills its prompt up, comes last.
+KINDS: dict[str | None, tuple[str, ...]] = {
+    "Wan": (
+        "wan_t2v", "wan_i2v", "wan_vace", "wan22_5b", "wan_s2v", "wan_flf2v",
+        "wan22_i2v", "wan_fun_control", "wan22_fun_control", "wan_animate",
+    ),
+    "Flux": ("flux1", "chroma", "flux2"),
+    "Z-Image": ("z_image",),
+    "Stable Diffusion U-Net": ("sd15", "sdxl", "sd15_wide"),
+    None: (
+        "qwen_image", "sd3", "wan_causal", "hunyuan_video_15", "wan_humo", "minimax_h3", "ltx23",
+        *(kind for kind in checkpoints.video.MINIMAX if kind != "minimax_h3"), "ltx2",
+    ),
+}  # fmt: skip
+SLOW = ("flux2", "sd15_wide", "wan_animate", "ltx2", "ltx23", *checkpoints.video.MINIMAX)
+FUSED = {kind: family for family, kinds in KINDS.items() if family for kind in kinds}
+SOME = tuple(kinds[0] for family, kinds in KINDS.items() if family)  # a kind of each family
+
+STORAGES = ("fp16", "bf16", "fp32", "fp8_e4m3fn", "fp8 scaled", *(f"int8 {kind}" for kind in int8_files.KINDS))
+PACKED = ("Q8_0", "Q4_0")
+# Weights of these are not rounded by a patch: their numbers are the file's, and the patch is added to them.
+QUANTISED = ("fp8 scaled", *(storage for storage in STORAGES if storage.startswith("int8")), *PACKED)
+# None; added by stock's functions; plain LoRA in one pass, as on a card.
+PATCHES = ("no patch", "patches", "patches in one pass")
+# The narrowest window; a window of half of the blocks; all blocks paged once; stock's own memory management.
+ROOMS = ("least", "half", "all", "stock's")
+
+
+class Case(NamedTuple):
+    kind: str
+    storage: str
+    patch: str = "no patch"
+    room: str = "least"
+
+    def __str__(self) -> str:
+        return ", ".join(self)
+
+
+def possible(storage: str, patch: str, room: str) -> bool:
+    """GGUF files load through our stream alone, and so do patches in one pass."""
+    return room != "stock's" or (storage not in PACKED and patch != "patches in one pass")
+
+
+def cases() -> list[Case]:
+    """Each pair of family and storage, storage and patch, storage and room, patch and room, family and patch, family and room."""
+    found, turns = [], {family: itertools.cycle(quick(kinds)) for family, kinds in KINDS.items()}
+    axes: tuple[Sequence[Any], ...] = (tuple(KINDS), (*STORAGES, *PACKED), PATCHES, ROOMS)
+    for family, storage, patch, room in pairwise(axes, lambda one: possible(*one[1:])):
+        found.append(Case(next(turns[family]), storage, patch, room))
+    if is_thorough():
+        have = {(case.kind, case.storage) for case in found}
+        every = itertools.product(itertools.chain(*KINDS.values()), (*STORAGES, *PACKED))
+        found += [Case(kind, storage) for kind, storage in every if (kind, storage) not in have]
+    return [case for case in found if is_stored(case)]
+
+
+def quick(kinds: Sequence[str]) -> Sequence[str]:
+    return kinds if is_thorough() else [kind for kind in kinds if kind not in SLOW]
+
+
+def is_stored(case: Case) -> bool:
+    """Whether stock reads such a file: it takes a face encoder of this width in plain numbers alone."""
+    return case.kind != "wan_animate" or case.storage not in QUANTISED or case.storage in PACKED
+
+
+def pairwise(axes: Sequence[Sequence[Any]], allowed: Any) -> list[tuple[Any, ...]]:
+    """Combinations of the axes' values in which each pair of values that is allowed together occurs: the greedy ones, so that
+    later combinations have what earlier ones left."""
+    every = [one for one in itertools.product(*axes) if allowed(one)]
+
+    def pairs(one: tuple[Any, ...]) -> set[Any]:
+        return set(itertools.combinations(enumerate(one), 2))
+
+    left, found = set[Any]().union(*map(pairs, every)), []
+    while left:
+        best = max(every, key=lambda one: len(pairs(one) & left))
+        found.append(best)
+        left -= pairs(best)
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------------------- files
+
+
+class Files(NamedTuple):
+    """A file, the file that stock reads instead of it, and one of the numbers that its weights are."""
+
+    ours: Path
+    stocks: Path
+    numbers: Path
+
+
+class Shelf:
+    """Files of all kinds in a folder, each written once, and scenes for them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @functools.cached_property
+    def studio(self) -> Studio:
+        return Studio(self.folder)
+
+    @functools.cache  # noqa: B019 - the shelf lives as long as its file of tests
+    def scene(self, kind: str) -> Scene:
+        return self.studio.scene(kind) if kind in checkpoints.wan.SIZES else family_scenes.inputs(kind)
+
+    @functools.cache  # noqa: B019
+    def files(self, kind: str, storage: str) -> Files:
+        if storage in checkpoints.KINDS[kind].storages:
+            path = checkpoints.write(kind, self.folder, storage)
+            return Files(path, path, path)
+        halves = checkpoints.write(kind, self.folder, "fp16")
+        if storage.startswith("int8"):
+            path, numbers = int8_files.write(halves, self.folder, storage.removeprefix("int8 "))
+            return Files(path, path, numbers)
+        if storage == "fp8 scaled":
+            return self._scaled(kind)
+        metadata = dict(read_header(halves).metadata)
+        path = packed_file(self.folder / f"{kind}_{storage}.gguf", load_file(halves), storage, metadata=metadata)
+        numbers = path.with_suffix(".safetensors")
+        save_file(unpacked(path), numbers, metadata)
+        return Files(path, numbers, numbers)
+
+    def _scaled(self, kind: str) -> Files:
+        """Matrices of blocks in fp8 with a scale each, as new files have them, and the numbers that they are."""
+        entry, numbers = checkpoints.KINDS[kind], load_file(checkpoints.write(kind, self.folder, "fp32"))
+        chosen = {
+            name.removesuffix(".weight")
+            for name, tensor in numbers.items()
+            if name.startswith(int8_files.BLOCKS) and tensor.ndim == 2 and "mod" not in name.lower()
+        }
+        stored = Scaled(chosen=chosen.__contains__, rest=torch.float32).store(entry.table, numbers)
+        for name in chosen:
+            if (scale := stored.tensors.get(f"{name}.weight_scale")) is not None:
+                numbers[f"{name}.weight"] = stored.tensors[f"{name}.weight"].float() * scale
+        path, wide = (self.folder / f"{kind}_scaled{end}.safetensors" for end in ("", "_numbers"))
+        save_file({name: tensor.clone() for name, tensor in stored.tensors.items()}, path, dict(entry.metadata))
+        save_file(numbers, wide, dict(entry.metadata))
+        return Files(path, path, wide)
+
+
+# --------------------------------------------------------------------------------------------------------------- models
+
+
+def computing_in(patch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    """Compute in this type, as stock does on a card and not on the CPU. Of quantised weights stock asks without a type: they
+    have none to compute in."""
+    patch.setattr(comfy.model_management, "unet_manual_cast", lambda held, *_: dtype if held is None else None)
+
+
+def ours(path: Path, policy: KernelPolicy = STANDARD, dtype: torch.dtype = HALF, room: str = "least") -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        computing_in(patch, dtype)
+        if room == "stock's":
+            patch.setattr(comfy.sd, "load_diffusion_model", functools.partial(_stocks, dtype=dtype))
+            return load_diffusion_model(str(path), policy, 0.0)
+        model = load_streamed_diffusion_model(str(path), policy=policy, dtype=dtype)
+    residency = model.stream.residency
+    residency.ceiling = {"least": residency.least, "half": (residency.least + residency.whole) // 2, "all": None}[room]
+    return model
+
+
+_load = comfy.sd.load_diffusion_model
+
+
+def _stocks(path: str, dtype: torch.dtype) -> Any:
+    return _load(path, model_options={"dtype": dtype})
+
+
+def stocks(path: Path, dtype: torch.dtype = HALF) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        computing_in(patch, dtype)
+        return _stocks(str(path), dtype)
+
+
+def patched(model: Any, patch: str) -> Any:
+    """With LoRAs for every sixth matrix or convolution, one of Kronecker's, and a difference of a norm."""
+    if patch == "no patch":
+        return model
+    file = lora_for({key: value.shape for key, value in model.model_state_dict().items() if key.endswith(".weight")})
+    found, _ = comfy.sd.load_lora_for_models(model, None, file, 0.8, 0.0)
+    assert len(found.patches) == len({name.partition(".lo")[0].removesuffix(".diff") for name in file}) > 4
+    return found
+
+
+def lora_for(shapes: dict[str, Any]) -> dict[str, Tensor]:
+    found, generator = {}, torch.Generator().manual_seed(3)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    wide = [key for key, shape in sorted(shapes.items()) if len(shape) > 1 and key.startswith("diffusion_model.")]
+    for key in wide[::6]:
+        name, (rows, columns, *taps) = key.removesuffix(".weight"), shapes[key]
+        down = normal(2, columns, *taps)
+        found[f"{name}.lora_up.weight"] = normal(rows, 2, *(1 for _ in taps)) * 0.1
+        found[f"{name}.lora_down.weight"] = down * down[0].numel() ** -0.5
+    fits = (key for key in wide[1::6] if len(shapes[key]) == 2 and not any(size % 4 for size in shapes[key]))
+    if (key := next(fits, None)) is not None:
+        name, (rows, columns) = key.removesuffix(".weight"), shapes[key]
+        found[f"{name}.lokr_w1"] = normal(4, 4) * 0.3
+        found[f"{name}.lokr_w2"] = normal(rows // 4, columns // 4) * columns**-0.5
+    norm = next((key for key, shape in sorted(shapes.items()) if len(shape) == 1 and "diffusion_model" in key), None)
+    if norm is not None:
+        found[f"{norm.removesuffix('.weight')}.diff"] = normal(*shapes[norm]) * 0.1
+    return found
+
+
+# -------------------------------------------------------------------------------------------------------------- latents
+
+
+def latents(model: Any, scene: Scene) -> list[Tensor]:
+    """A tensor, or one of a video and one of its sound."""
+    return family_scenes.parts(sample(model, scene))
+
+
+def same(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    return all(torch.equal(*pair) for pair in zip(some, others, strict=True))
+
+
+def far(some: Sequence[Tensor], others: Sequence[Tensor]) -> float:
+    """The largest relative distance of two parts."""
+    return max(distance(one.double(), other.double()) for one, other in zip(some, others, strict=True))
+
+
+def handed_back() -> set[str]:
+    """Why blocks of a fused family were stock's."""
+    return {refusal.reason for refusal in LEDGER.refusals if refusal.op.endswith(" block")}
