@@ -54,7 +54,7 @@ SOME = tuple(kinds[0] for family, kinds in KINDS.items() if family)  # a kind of
 STORAGES = ("fp16", "bf16", "fp32", "fp8_e4m3fn", "fp8 scaled", *(f"int8 {kind}" for kind in int8_files.KINDS))
 PACKED = ("Q8_0", "Q4_0")
 # Weights of these are not rounded by a patch: their numbers are the file's, and the patch is added to them.
-QUANTISED = ("fp8 scaled", *(storage for storage in STORAGES if storage.startswith("int8")), *PACKED)
+QUANTISED = (*(storage for storage in STORAGES if storage.startswith(("fp8 ", "int8"))), *PACKED)
 # None; added by stock's functions; plain LoRA in one pass, as on a card.
 PATCHES = ("no patch", "patches", "patches in one pass")
 # The narrowest window; a window of half of the blocks; all blocks paged once; stock's own memory management.
@@ -77,7 +77,7 @@ def possible(storage: str, patch: str, room: str) -> bool:
 
 
 def cases() -> list[Case]:
-    """Each pair of family and storage, storage and patch, storage and room, patch and room, family and patch, family and room."""
+    """Each pair of family, storage, patch and room; and the other ways in which files of Wan have fp8."""
     found, turns = [], {family: itertools.cycle(quick(kinds)) for family, kinds in KINDS.items()}
     axes: tuple[Sequence[Any], ...] = (tuple(KINDS), (*STORAGES, *PACKED), PATCHES, ROOMS)
     for family, storage, patch, room in pairwise(axes, lambda one: possible(*one[1:])):
@@ -86,6 +86,8 @@ def cases() -> list[Case]:
         have = {(case.kind, case.storage) for case in found}
         every = itertools.product(itertools.chain(*KINDS.values()), (*STORAGES, *PACKED))
         found += [Case(kind, storage) for kind, storage in every if (kind, storage) not in have]
+    wans = [storage for storage in checkpoints.KINDS["wan_t2v"].storages if storage not in STORAGES]
+    found += [Case("wan_t2v", *rest) for rest in itertools.product(wans, PATCHES[:2], ("least", "all"))]
     return [case for case in found if is_stored(case)]
 
 
@@ -143,7 +145,7 @@ class Shelf:
     def files(self, kind: str, storage: str) -> Files:
         if storage in checkpoints.KINDS[kind].storages:
             path = checkpoints.write(kind, self.folder, storage)
-            return Files(path, path, path)
+            return Files(path, path, path if storage in STORAGES else _numbers(path))
         halves = checkpoints.write(kind, self.folder, "fp16")
         if storage.startswith("int8"):
             path, numbers = int8_files.write(halves, self.folder, storage.removeprefix("int8 "))
@@ -157,7 +159,7 @@ class Shelf:
         return Files(path, numbers, numbers)
 
     def _scaled(self, kind: str) -> Files:
-        """Matrices of blocks in fp8 with a scale each, as new files have them, and the numbers that they are."""
+        """Matrices of blocks in fp8 with a scale each, as new files have them."""
         entry, numbers = checkpoints.KINDS[kind], load_file(checkpoints.write(kind, self.folder, "fp32"))
         chosen = {
             name.removesuffix(".weight")
@@ -165,13 +167,25 @@ class Shelf:
             if name.startswith(int8_files.BLOCKS) and tensor.ndim == 2 and "mod" not in name.lower()
         }
         stored = Scaled(chosen=chosen.__contains__, rest=torch.float32).store(entry.table, numbers)
-        for name in chosen:
-            if (scale := stored.tensors.get(f"{name}.weight_scale")) is not None:
-                numbers[f"{name}.weight"] = stored.tensors[f"{name}.weight"].float() * scale
-        path, wide = (self.folder / f"{kind}_scaled{end}.safetensors" for end in ("", "_numbers"))
+        path = self.folder / f"{kind}_scaled.safetensors"
         save_file({name: tensor.clone() for name, tensor in stored.tensors.items()}, path, dict(entry.metadata))
-        save_file(numbers, wide, dict(entry.metadata))
-        return Files(path, path, wide)
+        return Files(path, path, _numbers(path))
+
+
+def _numbers(path: Path) -> Path:
+    """The file of the numbers that scaled fp8 weights are."""
+    tensors, header = load_file(path), read_header(path)
+    scales = {name: scale for name, scale in tensors.items() if name.endswith((".scale_weight", ".weight_scale"))}
+    for name, scale in scales.items():
+        weight = f"{name.rpartition('.')[0]}.weight"
+        tensors[weight] = tensors[weight].float() * scale
+    notes = ("scaled_fp8", *scales)
+    kept = {
+        name: tensor for name, tensor in tensors.items() if not name.endswith((".scale_input", ".comfy_quant", *notes))
+    }
+    found = path.with_stem(f"{path.stem}_numbers")
+    save_file(kept, found, {key: text for key, text in header.metadata.items() if key != "_quantization_metadata"})
+    return found
 
 
 # --------------------------------------------------------------------------------------------------------------- models

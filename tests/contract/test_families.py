@@ -10,14 +10,14 @@ import gc
 from collections.abc import Iterator
 from typing import Any
 
+import contract.family_cases as of
 import pytest
 import torch
+from contract.family_cases import FUSED, HALF, KINDS, OFF, SINGLE, SOME, Case, Shelf, far, latents, ours, patched, same
 from in_halves import modes
 from scenes import Scene
 
-import contract.family_cases as of
 from bed.depth import is_thorough
-from contract.family_cases import FUSED, HALF, KINDS, OFF, SINGLE, SOME, Case, Shelf, far, latents, ours, patched, same
 from fusestream.checkpoints import narrow
 from fusestream.fusion.families import family_of
 from fusestream.fusion.fused import attention
@@ -74,12 +74,16 @@ def test_latents_are_stocks_and_with_kernels_as_near_as_fp16_is(
     if case.room != "stock's":
         streams_within(off.stream, case.room)
     model = ours(files.ours, room=case.room)
+    no_kernels = any("streams; no fused kernels for this family" in line for line in LEDGER.messages)
+    assert no_kernels == (case.kind not in FUSED and case.room != "stock's")
     fused = made(model)
     if case.kind not in FUSED or case.room == "stock's":  # where the attention alone is ours
         assert same(fused, theirs) or case.patch == "patches in one pass"
         return
     assert not of.handed_back() and as_near(fused, theirs, made(of.stocks(files.numbers, SINGLE)))
     assert same(made(model), fused), "the second time in the order that the first has shown"
+    if case.storage in of.QUANTISED and case.patch == "no patch":
+        assert same(fused, made(ours(files.numbers))), "to the bit the file of its numbers"
 
 
 def streams_within(stream: Any, room: str) -> None:
@@ -116,11 +120,10 @@ def test_int8_files_are_exact_and_under_turbo_no_worse_than_stocks(shelf: Shelf,
     chance."""
     files, scene = shelf.files(kind, storage), shelf.scene(kind)
     precise, fast, turbo = (
-        latents(ours(files.ours, KernelPolicy.of(precision=tier)), scene)
-        for tier in ("precise", "fast", "turbo")
+        latents(ours(files.ours, KernelPolicy.of(precision=tier)), scene) for tier in ("precise", "fast", "turbo")
     )
     assert same(precise, latents(ours(files.numbers), scene)) and same(fast, precise)
-    assert not of.handed_back() and 1e-3 < far(turbo, precise)
+    assert not of.handed_back() and far(turbo, precise) > 1e-3
     assert far(turbo, precise) < 1.25 * far(latents(of.stocks(files.ours), scene), precise)
 
 

@@ -12,31 +12,22 @@ import comfy.model_management
 import comfy.ops
 import comfy.sd
 import family_scenes
-import int8_files
 import pytest
 import torch
-from in_halves import HALF, OFF, as_near, load, modes
-from packed_files import packed_file, unpacked
-from safetensors.torch import load_file, save_file
+from in_halves import HALF, OFF, as_near, load
 from scenes import Scene, distance, sample
 
 from bed.depth import is_thorough
 from fusestream import checkpoints
 from fusestream.fusion import KernelPolicy
-from fusestream.fusion.families import family_of
-from fusestream.fusion.families.flux2 import FLUX, joint
 from fusestream.fusion.families.flux2 import fused as flux
+from fusestream.fusion.families.flux2 import joint
 from fusestream.fusion.families.flux2.need import need
 from fusestream.fusion.fused import attention
-from fusestream.fusion.load.diffusion import load_diffusion_model
 from fusestream.fusion.weights import lora
-from fusestream.kernels_cuda import LEDGER, OPS, KernelRefused
-from fusestream.memory import Checkpoint
+from fusestream.kernels_cuda import LEDGER, KernelRefused
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread", "small_ones_too")
-KINDS = ("flux2", "flux1", "chroma")
-# Of what hardly differs between them: stock fills a prompt of flux2 up to 512 tokens, which takes the CPU seconds each time.
-SOME = ("flux2", "flux1") if is_thorough() else ("flux1",)
 
 
 @pytest.fixture(scope="module")
@@ -56,22 +47,6 @@ def handed_back() -> set[str]:
 # -------------------------------------------------------------------------------------------------------- whole models
 
 
-@pytest.mark.parametrize("kind", ["flux2", "flux1", "chroma", "hunyuan_video_15", "sd3", "z_image"])
-def test_the_file_is_recognised(folder: Path, kind: str) -> None:
-    with Checkpoint.open(checkpoints.write(kind, folder)) as source:
-        assert (family_of(source.files[0]) is FLUX) == (kind in KINDS)
-
-
-@pytest.mark.parametrize(
-    ("kind", "storage"), [*((kind, "fp16") for kind in KINDS), (SOME[0], "bf16"), ("flux1", "fp8_e4m3fn")]
-)
-def test_the_latents_are_as_near_as_fp16_is(folder: Path, kind: str, storage: str) -> None:
-    """Flux.2 and Flux.1 with a reference picture beside the prompt; prompts of two in one batch."""
-    path, scene = checkpoints.write(kind, folder, storage), family_scenes.inputs(kind)
-    fused, theirs, exact = (sample(load(path, *given), scene) for given in ((), (OFF,), (OFF, torch.float32)))
-    assert not handed_back() and as_near(fused, theirs, exact)
-
-
 METHODS = ("index_timestep_zero", *(("index", "offset", "uxo") if is_thorough() else ()))
 
 
@@ -84,40 +59,6 @@ def test_references_by_every_method(folder: Path, method: str) -> None:
     fused, theirs, exact = (sample(load(path, *each), given) for each in ((), (OFF,), (OFF, torch.float32)))
     assert not handed_back() and as_near(fused, theirs, exact)
     assert method == "index" or not torch.equal(exact, sample(load(path, OFF, torch.float32), scene))
-
-
-@pytest.mark.parametrize("kind", SOME)
-def test_a_batch_of_two(folder: Path, kind: str) -> None:
-    path, scene = checkpoints.write(kind, folder), family_scenes.inputs(kind)
-    two = Scene(scene.positive, scene.negative, {"samples": scene.latent["samples"].repeat(2, 1, 1, 1)})
-    fused, theirs, exact = (sample(load(path, *given), two) for given in ((), (OFF,), (OFF, torch.float32)))
-    assert fused.shape[0] == 2 and not handed_back() and as_near(fused, theirs, exact)
-
-
-@pytest.mark.parametrize("kind", SOME)
-def test_each_kernel_can_be_switched_off(folder: Path, kind: str) -> None:
-    path, scene = checkpoints.write(kind, folder), family_scenes.inputs(kind)
-    fused = sample(load(path), scene, cfg=1.0)
-    own = {"flux2": ("linear_pair", "linear_pair_", "norm_modulate", "rms_rope_"), "flux1": ("linear",)}
-    for op in (*own[kind], "linear_"):
-        with modes() as asked:
-            without = sample(load(path, KernelPolicy.of(**{op: "off"})), scene, cfg=1.0)
-        assert op in FLUX.ops and op in OPS and distance(without, fused) < 0.01, op
-        assert asked.pop(op) == {"off"} and set().union(*asked.values()) == {"auto"}, op
-    all_off = KernelPolicy.of("off", **dict.fromkeys(FLUX.ops, "off"))
-    off = [sample(load(path, policy), scene, cfg=1.0) for policy in (all_off, OFF)]
-    assert torch.equal(*off) and not handed_back()
-
-
-@pytest.mark.parametrize("kind", SOME)
-def test_off_and_a_model_that_stock_has_loaded(folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Off is stock's own model, bit for bit; one that does not stream has the attention alone."""
-    path, scene = checkpoints.write(kind, folder), family_scenes.inputs(kind)
-    monkeypatch.setattr(comfy.model_management, "unet_manual_cast", lambda *_: HALF)
-    stocks = sample(comfy.sd.load_diffusion_model(str(path), model_options={"dtype": HALF}), scene)
-    assert torch.equal(sample(load(path, OFF), scene), stocks)
-    whole = load_diffusion_model(str(path), policy=OFF, vram_budget=0)
-    assert not hasattr(whole, "stream") and torch.equal(sample(whole, scene), stocks) and not handed_back()
 
 
 def lora_for(net: Any) -> dict[str, torch.Tensor]:
@@ -140,13 +81,12 @@ def lora_for(net: Any) -> dict[str, torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("kind", SOME)
 @pytest.mark.parametrize("where", ["in the weight", "in the product"])
-def test_loras(folder: Path, kind: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loras(folder: Path, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole ones, and those of a part of a packed matrix: added by stock's functions, or in one pass as on a card."""
     if where == "in the product":
         monkeypatch.setattr(lora, "serves", lambda _device: True)
-    path, scene = checkpoints.write(kind, folder, "fp16"), family_scenes.inputs(kind)
+    path, scene = checkpoints.write("flux1", folder, "fp16"), family_scenes.inputs("flux1")
 
     def patched(*given: Any) -> Any:
         model = load(path, *given)
@@ -166,40 +106,6 @@ def test_other_tiers(folder: Path, precision: Any) -> None:
     path, scene = checkpoints.write("flux2", folder), family_scenes.inputs("flux2")
     off = distance(sample(load(path, KernelPolicy.of("auto", precision=precision)), scene), sample(load(path), scene))
     assert not handed_back() and (off == 0 if precision == "fast" else 1e-3 < off < 0.05)
-
-
-@pytest.mark.parametrize("kind", SOME)
-def test_int8_files_under_turbo(folder: Path, kind: str) -> None:
-    of_int8, of_halves = int8_files.write(checkpoints.write(kind, folder, "fp16"), folder, "convrot")
-    scene = family_scenes.inputs(kind)
-    precise = sample(load(of_int8), scene)
-    assert torch.equal(precise, sample(load(of_halves), scene))
-    turbo = sample(load(of_int8, KernelPolicy.of("auto", precision="turbo")), scene)
-    assert not handed_back() and distance(turbo, precise) > 1e-3
-    theirs = sample(load(of_int8, OFF), scene)
-    assert distance(turbo, precise) < 1.25 * distance(theirs, precise)
-
-
-@pytest.mark.parametrize("kind", SOME)
-def test_a_packed_file_is_the_file_of_its_halves(folder: Path, kind: str) -> None:
-    original, scene = checkpoints.write(kind, folder, "fp16"), family_scenes.inputs(kind)
-    packed, plain = packed_file(folder / f"{kind}.gguf", load_file(original), "Q8_0"), folder / f"{kind}-q8.safetensors"
-    save_file(unpacked(packed), plain)
-    fused = sample(load(packed), scene)
-    assert not handed_back() and torch.equal(fused, sample(load(plain), scene))
-
-
-def test_what_does_not_compute_in_fp16_is_stocks(folder: Path) -> None:
-    path, scene = checkpoints.write("flux2", folder), family_scenes.inputs("flux2")
-    ours = sample(load(path, dtype=torch.float32), scene)
-    assert handed_back() == {"the model computes in float32, the kernels in float16"}
-    assert torch.equal(ours, sample(load(path, OFF, torch.float32), scene))
-
-
-def test_no_kernel_refuses_what_the_blocks_hand_it(folder: Path, refused_by_kernels: list[tuple[str, str]]) -> None:
-    for kind in KINDS:
-        sample(load(checkpoints.write(kind, folder)), family_scenes.inputs(kind))
-    assert not refused_by_kernels
 
 
 def test_what_a_step_needs() -> None:

@@ -13,14 +13,11 @@ import comfy.model_management
 import comfy.ops
 import comfy.sd
 import family_scenes
-import int8_files
 import pytest
 import torch
 from in_halves import HALF, OFF, SIDES, as_near, load, modes, sides_of
-from packed_files import packed_file, unpacked
-from safetensors.torch import load_file, save_file
 from scenes import Scene, distance, sample
-from unet_models import handed_back, lora_for
+from unet_models import handed_back
 
 from bed.depth import is_thorough
 from fusestream import checkpoints
@@ -29,9 +26,8 @@ from fusestream.fusion.base.hooks import UNET_RUN
 from fusestream.fusion.families import family_of
 from fusestream.fusion.families.unet import UNET, net, pictures, transformer
 from fusestream.fusion.fused import attention
-from fusestream.fusion.weights import lora
 from fusestream.kernels_cuda import LEDGER, OPS, KernelRefused
-from fusestream.memory import Checkpoint, Extent, WeightFile
+from fusestream.memory import Extent, WeightFile
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread", "small_ones_too", "stocks_go")
 KINDS = ("sd15", "sd15_wide", "sdxl")
@@ -51,12 +47,6 @@ def a_clean_ledger() -> None:
 # -------------------------------------------------------------------------------------------------------------- files
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "sd3", "flux1", "sd_vae"])
-def test_the_file_is_recognised(folder: Path, kind: str) -> None:
-    with Checkpoint.open(checkpoints.write(kind, folder)) as source:
-        assert (family_of(source.files[0]) is UNET) == (kind in KINDS)
-
-
 def named(*names: str) -> Any:
     return family_of(WeightFile(Path("x"), 0, {name: Extent(name, "F16", (320,), 0, 0) for name in names}, {}))
 
@@ -71,15 +61,6 @@ def test_other_spellings_and_relatives() -> None:
 
 
 # -------------------------------------------------------------------------------------------------------- whole models
-
-
-@pytest.mark.parametrize(
-    ("kind", "storage"), [*((kind, "fp16") for kind in KINDS), ("sd15", "bf16"), ("sdxl", "fp8_e4m3fn")]
-)
-def test_the_latents_are_as_near_as_fp16_is(folder: Path, kind: str, storage: str) -> None:
-    path, scene = checkpoints.write(kind, folder, storage), family_scenes.inputs(kind)
-    fused, theirs, exact = (sample(model, scene) for model in sides_of(path))
-    assert not handed_back() and as_near(fused, theirs, exact)
 
 
 @pytest.mark.parametrize("kind", SMALL)
@@ -113,15 +94,6 @@ def test_each_kernel_can_be_switched_off(folder: Path, kind: str, monkeypatch: p
 
 
 @pytest.mark.parametrize("kind", SMALL)
-def test_off_is_stocks_model(folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bit for bit."""
-    path, scene = checkpoints.write(kind, folder), family_scenes.inputs(kind)
-    monkeypatch.setattr(comfy.model_management, "unet_manual_cast", lambda *_: HALF)
-    stocks = sample(comfy.sd.load_diffusion_model(str(path), model_options={"dtype": HALF}), scene)
-    assert torch.equal(sample(load(path, OFF), scene), stocks) and not handed_back()
-
-
-@pytest.mark.parametrize("kind", SMALL)
 def test_pictures_are_turned_once_on_the_way_in_and_once_on_the_way_out(
     folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,88 +110,6 @@ def test_pictures_are_turned_once_on_the_way_in_and_once_on_the_way_out(
     model, passes = load(checkpoints.write(kind, folder)), 2
     assert sample(model, family_scenes.inputs(kind)).is_contiguous()
     assert [shape[1] for shape in turned] == [4] * passes, "the latents, and no picture between the parts"
-
-
-@pytest.mark.parametrize("kind", SMALL)
-def test_it_streams(folder: Path, kind: str) -> None:
-    """Residual blocks, transformer blocks: each comes for its time and goes, and the next pass finds them in this order."""
-    model, scene = load(checkpoints.write(kind, folder)), family_scenes.inputs(kind)
-    first = sample(model, scene)
-    assert torch.equal(sample(model, scene), first) and not handed_back()
-    stream = model.stream
-    assert stream.family == UNET.name and stream.residency.ledger.peak("VRAM") <= stream.residency.least
-    kinds = {type(block.module).__name__ for block in stream.blocks}
-    assert {"ResBlock", "BasicTransformerBlock"} <= kinds and all(
-        next(b.module.parameters()).is_meta for b in stream.blocks
-    )
-    names = [layer.name for layer in stream.layers]
-    uses = [entry.layer for entry in stream.residency.ledger.entries if entry.kind == "use"]
-    assert uses[-len(names) :] == names
-
-
-@pytest.mark.parametrize("kind", SMALL)
-@pytest.mark.parametrize("where", ["in the weight", "in the product"])
-def test_loras(folder: Path, kind: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of Linears, convolutions and norms: added by stock's functions, or in one pass as on a card."""
-    if where == "in the product":
-        monkeypatch.setattr(lora, "serves", lambda _device: True)
-    path, scene = checkpoints.write(kind, folder), family_scenes.inputs(kind)
-
-    def patched(*side: Any) -> Any:
-        model = load(path, *side)
-        file = lora_for(model)
-        found, _ = comfy.sd.load_lora_for_models(model, None, file, 0.8, 0.0)
-        assert len(found.patches) >= len({name.rpartition(".lo")[0] for name in file}) > 10
-        return sample(found, scene)
-
-    fused, theirs, exact = (patched(*side) for side in SIDES)
-    assert not handed_back() and as_near(fused, theirs, exact)
-    assert distance(exact, sample(load(path, OFF, torch.float32), scene)) > 0.01
-
-
-def test_a_lora_that_comes_and_goes(folder: Path) -> None:
-    """Nothing that was made of weights outlives them."""
-    path, scene = checkpoints.write("sd15", folder), family_scenes.inputs("sd15")
-    model = load(path)
-    plain = sample(model, scene)
-    with_lora, _ = comfy.sd.load_lora_for_models(model, None, lora_for(model), 0.8, 0.0)
-    changed = sample(with_lora, scene)
-    assert distance(changed, plain) > 0.01
-    assert torch.equal(sample(model, scene), plain) and torch.equal(sample(with_lora, scene), changed)
-
-
-@pytest.mark.parametrize("precision", ["fast", "turbo"])
-def test_other_tiers(folder: Path, precision: Any) -> None:
-    """On the CPU `fast` is precise; so is `turbo` where rows are few."""
-    path, scene = checkpoints.write("sdxl", folder), family_scenes.inputs("sdxl")
-    off = distance(sample(load(path, KernelPolicy.of("auto", precision=precision)), scene), sample(load(path), scene))
-    assert not handed_back() and off < 0.05 and (precision == "turbo" or off == 0)
-
-
-def test_int8_files_under_turbo(folder: Path) -> None:
-    of_int8, of_halves = int8_files.write(checkpoints.write("sdxl", folder), folder, "convrot")
-    scene = family_scenes.inputs("sdxl")
-    precise, turbo = (sample(load(of_int8, KernelPolicy.of("auto", precision=p)), scene) for p in ("precise", "turbo"))
-    assert torch.equal(precise, sample(load(of_halves), scene)) and not handed_back()
-    assert 1e-3 < distance(turbo, precise) < 1.25 * distance(sample(load(of_int8, OFF), scene), precise)
-
-
-def test_a_packed_file_is_the_file_of_its_halves(folder: Path) -> None:
-    scene, plain = family_scenes.inputs("sd15"), folder / "sd15-q8.safetensors"
-    packed = packed_file(folder / "sd15.gguf", load_file(checkpoints.write("sd15", folder)), "Q8_0")
-    save_file(unpacked(packed), plain)
-    assert torch.equal(sample(load(packed), scene), sample(load(plain), scene)) and not handed_back()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-def test_what_does_not_compute_in_fp16_is_stocks(folder: Path, dtype: torch.dtype) -> None:
-    path, scene = checkpoints.write("sd15", folder), family_scenes.inputs("sd15")
-    ours = sample(load(path, dtype=dtype), scene)
-    word = str(dtype).removeprefix("torch.")
-    assert handed_back() == {f"the model computes in {word}, the kernels in float16"}
-    assert torch.equal(ours, sample(load(path, OFF, dtype), scene))
-    with pytest.raises(KernelRefused, match=rf"'on'.*{word}.*'auto'"):
-        sample(load(path, KernelPolicy.of("on"), dtype), scene)
 
 
 def test_no_kernel_refuses_what_the_parts_hand_it(

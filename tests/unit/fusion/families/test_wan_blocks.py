@@ -10,22 +10,18 @@ import comfy
 import comfy.ldm.wan.model
 import comfy.model_management
 import comfy.ops
-import family_scenes
 import pytest
 import torch
-from scenes import Scene, Studio, sample
-from wan_in_halves import distance, handed_back, load
+from wan_in_halves import distance, handed_back
 
-from fusestream import checkpoints
 from fusestream.fusion import KernelPolicy
 from fusestream.fusion.base.hooks import BLOCK_PARTS
 from fusestream.fusion.families.wan import block as wan
 from fusestream.fusion.fused import attention
 from fusestream.fusion.weights.operands import operands, packed
-from fusestream.kernels_cuda import LEDGER, OPS, KernelRefused
+from fusestream.kernels_cuda import LEDGER, KernelRefused
 
 OFF = KernelPolicy.of("off")
-CASES = [(kind, "fp16") for kind in checkpoints.wan.SIZES] + [("wan_t2v", s) for s in ("fp32", "bf16", "fp8_scaled")]
 
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs")
@@ -34,70 +30,6 @@ pytestmark = pytest.mark.usefixtures("as_comfyui_runs")
 @pytest.fixture(autouse=True)
 def a_clean_ledger() -> None:
     LEDGER.clear()
-
-
-@pytest.fixture(scope="module")
-def path(studio: Studio) -> str:
-    return str(checkpoints.write("wan_t2v", studio.folder, "fp16"))
-
-
-@pytest.mark.parametrize(("kind", "storage"), CASES)
-def test_the_latents_are_as_near_as_fp16_is(studio: Studio, scenes: dict[str, Scene], kind: str, storage: str) -> None:
-    """Against stock's blocks in fp32: our error is at most 1.1 times that of stock's blocks in fp16."""
-    path = str(checkpoints.write(kind, studio.folder, storage))
-    fused = sample(load(path), scenes[kind])
-    assert not handed_back()
-    theirs = sample(load(path, OFF), scenes[kind])
-    exact = sample(load(path, OFF, torch.float32), scenes[kind])
-    assert not torch.equal(fused, theirs), "otherwise nothing of ours computed it"
-    assert distance(fused, exact) <= max(1.1 * distance(theirs, exact), 1e-3)
-
-
-@pytest.mark.parametrize("kind", ["wan_s2v", "wan_animate"])
-def test_what_adds_to_standard_blocks_from_outside_is_fused_too(studio: Studio, kind: str) -> None:
-    """Speech and faces are added between the blocks."""
-    with checkpoints.narrow.opened(comfy):
-        path = str(checkpoints.write(kind, studio.folder, "fp16"))
-        scene = family_scenes.inputs(kind)
-        fused, theirs, exact = (sample(load(path, *given), scene) for given in ((), (OFF,), (OFF, torch.float32)))
-    assert not handed_back() and not torch.equal(fused, theirs)
-    assert distance(fused, exact) <= max(1.1 * distance(theirs, exact), 1e-3)
-
-
-@pytest.mark.parametrize("kind", ["wan_humo", "wan_causal"])
-def test_blocks_of_another_kind_are_stocks(studio: Studio, kind: str) -> None:
-    with checkpoints.narrow.opened(comfy):
-        path = str(checkpoints.write(kind, studio.folder, "fp16"))
-        scene = family_scenes.inputs(kind)
-        model = load(path)
-        assert model.stream.family is None
-        assert torch.equal(sample(model, scene), sample(load(path, OFF), scene))
-
-
-@pytest.mark.parametrize("op", ["linear", "linear_", "norm_modulate", "rms_rope_", "attention"])
-def test_each_kernel_can_be_switched_off(path: str, scenes: dict[str, Scene], op: str) -> None:
-    assert op in OPS
-    fused, without = (
-        sample(load(path, policy), scenes["wan_t2v"]) for policy in (KernelPolicy(), KernelPolicy.of(**{op: "off"}))
-    )
-    assert not handed_back() and distance(without, fused) < 0.01
-
-
-def test_two_models_keep_their_own_toggles(path: str, scenes: dict[str, Scene]) -> None:
-    ours, off = load(path), load(path, OFF)
-    first, second = sample(ours, scenes["wan_t2v"]), sample(off, scenes["wan_t2v"])
-    assert torch.equal(sample(ours, scenes["wan_t2v"]), first)
-    assert torch.equal(sample(off, scenes["wan_t2v"]), second) and not torch.equal(first, second)
-
-
-def test_a_clone_may_have_other_toggles(path: str, scenes: dict[str, Scene]) -> None:
-    """As two branches of a graph have that come from one loader: the weights are shared, the policy is not."""
-    ours = load(path)
-    off = ours.clone()
-    attention.install(off, OFF)
-    first, second = sample(ours, scenes["wan_t2v"]), sample(off, scenes["wan_t2v"])
-    assert off.model is ours.model and not torch.equal(first, second)
-    assert torch.equal(sample(ours, scenes["wan_t2v"]), first)
 
 
 # --------------------------------------------------------------------------------------------------- one block, alone

@@ -10,22 +10,16 @@ import comfy.ldm.lumina.model as stock
 import comfy.model_management
 import comfy.ops
 import family_scenes
-import int8_files
 import pytest
 import torch
-from in_halves import HALF, OFF, load, modes
-from packed_files import packed_file, unpacked
-from safetensors.torch import load_file, save_file
+from in_halves import HALF, OFF, load
 from scenes import distance, sample
 
 from fusestream import checkpoints
 from fusestream.fusion import KernelPolicy
-from fusestream.fusion.families import family_of
-from fusestream.fusion.families.z_image import Z_IMAGE
 from fusestream.fusion.families.z_image import block as z_image
 from fusestream.fusion.fused import attention
-from fusestream.kernels_cuda import LEDGER, OPS
-from fusestream.memory import Checkpoint
+from fusestream.kernels_cuda import LEDGER
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread", "small_ones_too")
 
@@ -49,55 +43,11 @@ def handed_back() -> set[str]:
     return {refusal.reason for refusal in LEDGER.refusals if refusal.op == "z-image block"}
 
 
-@pytest.mark.parametrize(("kind", "known"), [("z_image", True), ("flux2", False), ("qwen_image", False)])
-def test_the_file_is_recognised(folder: Path, kind: str, known: bool) -> None:
-    with Checkpoint.open(checkpoints.write(kind, folder)) as source:
-        assert (family_of(source.files[0]) is Z_IMAGE) == known
-
-
-@pytest.mark.parametrize("storage", ["fp16", "bf16"])
-def test_the_latents_are_as_near_as_fp16_is(folder: Path, storage: str) -> None:
-    path = checkpoints.write("z_image", folder, storage)
-    fused, theirs, exact = (painted(path, *given) for given in ((), (OFF,), (OFF, torch.float32)))
-    assert not handed_back() and not torch.equal(fused, theirs)
-    assert distance(fused, exact) <= max(1.1 * distance(theirs, exact), 1e-3)
-
-
 def test_a_stream_in_fp32_has_products_in_fp16(folder: Path) -> None:
     """Nearer than all in fp16."""
     path = checkpoints.write("z_image", folder)
     wide, theirs, exact = (painted(path, *given) for given in ((None, torch.float32), (OFF,), (OFF, torch.float32)))
     assert not handed_back() and 0 < distance(wide, exact) <= distance(theirs, exact)
-
-
-def test_each_kernel_can_be_switched_off(folder: Path) -> None:
-    path = checkpoints.write("z_image", folder)
-    fused = painted(path)
-    for op in ("linear", "linear_", "linear_pair", "norm_modulate", "rms_rope_", "gated_residual", "gated_residual_"):
-        with modes() as asked:
-            without = painted(path, KernelPolicy.of(**{op: "off"}))
-        assert op in Z_IMAGE.ops and op in OPS and distance(without, fused) < 0.01, op
-        assert asked.pop(op) == {"off"} and set().union(*asked.values()) == {"auto"}, op
-
-
-def test_int8_files_under_turbo(folder: Path) -> None:
-    """Both products of the pair are in 8 bits, and the one behind it."""
-    of_int8, of_halves = int8_files.write(checkpoints.write("z_image", folder, "fp16"), folder, "convrot")
-    precise, turbo = painted(of_int8), painted(of_int8, KernelPolicy.of("auto", precision="turbo"))
-    assert torch.equal(precise, painted(of_halves)) and not handed_back()
-    assert 1e-3 < distance(turbo, precise) < 1.25 * distance(painted(of_int8, OFF), precise)
-
-
-def test_a_packed_file_is_the_file_of_its_halves(folder: Path) -> None:
-    packed, plain = folder / "x.gguf", folder / "plain.safetensors"
-    save_file(unpacked(packed_file(packed, load_file(checkpoints.write("z_image", folder, "fp16")), "Q8_0")), plain)
-    assert torch.equal(painted(packed), painted(plain)) and not handed_back()
-
-
-def test_no_kernel_refuses_what_the_blocks_hand_it(folder: Path, refused_by_kernels: list[tuple[str, str]]) -> None:
-    for dtype in (HALF, torch.float32):
-        painted(checkpoints.write("z_image", folder), dtype=dtype)
-    assert not [one for one in refused_by_kernels if one[0] != "attention"]
 
 
 class Case:

@@ -77,22 +77,6 @@ def test_the_latents_are_stocks(folder: Path, kind: str, window: str) -> None:
 
 
 @pytest.mark.parametrize("window", ["least", "all"])
-@pytest.mark.parametrize(
-    ("storage", "held"),
-    [("fp16", torch.float16), ("bf16", torch.bfloat16), ("fp8_e4m3fn", torch.float8_e4m3fn), *(
-        (storage, None) for storage in checkpoints.KINDS["wan_t2v"].storages if storage not in ("fp8_e4m3fn", "fp32")
-    )],
-)  # fmt: skip
-def test_patched_weights_are_rounded_as_stocks_are(folder: Path, storage: str, held: Any, window: str) -> None:
-    """To the type in which they are held, by chance with the same seed, or quantised anew."""
-    ours, stock = load(folder, storage, window=window, **({"dtype": held} if held else {}))
-    loras = (("lora_kohya", 0.7), ("lora_diff", 1.0))
-    got = sample(with_loras(ours, folder, *loras))
-    assert torch.equal(got, sample(with_loras(stock, folder, *loras)))
-    assert torch.equal(sample(ours), sample(stock))
-
-
-@pytest.mark.parametrize("window", ["least", "all"])
 @pytest.mark.parametrize("storage", ["fp32", "fp8_scaled"])
 def test_loras_are_stacked_weighed_anew_and_taken_away(folder: Path, storage: str, window: str) -> None:
     ours, stock = load(folder, storage, window=window)

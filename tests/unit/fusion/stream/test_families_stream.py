@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,6 @@ import comfy.sd
 import comfy.taesd.taesd
 import comfy.text_encoders.flux
 import comfy.utils
-import family_scenes
 import pytest
 import torch
 from family_scenes import inputs, parts
@@ -55,49 +53,6 @@ def same(ours: Any, stocks: Any) -> bool:
 
 
 # ----------------------------------------------------------------------------------------------------- diffusion models
-
-
-WIDE = ("z_image",)
-
-
-@pytest.mark.parametrize("kind", family_scenes.KINDS)
-def test_the_latents_are_stocks_with_a_lora_and_without(
-    families_folder: Path, kind: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = str(checkpoints.write(kind, families_folder, "fp16"))
-    caplog.set_level(logging.INFO)
-    LEDGER.clear()
-    # Of what computes in fp32, as all does on a CPU, a family may multiply in fp16.
-    policy = fusion.KernelPolicy.of("off" if kind in WIDE else "auto")
-    ours, stock = least(load_streamed_diffusion_model(path, policy=policy)), comfy.sd.load_diffusion_model(path)
-    scene = inputs(kind)
-    note = any("streams; no fused kernels for this family" in line for line in LEDGER.messages)
-    assert note == (ours.stream.family is None)
-    plain = sample(stock, scene)
-    for _ in range(2):  # the second time in the order that the first has shown
-        assert same(sample(ours, scene), plain)
-
-    stream = ours.stream
-    assert stream.residency.ledger.peak("VRAM") <= stream.residency.ceiling
-    assert len(stream.residency.pager.plan.streamed) > stream.residency.pager.plan.slots, (
-        "otherwise nothing was streamed"
-    )
-    held = dict(ours.model.diffusion_model.named_parameters())
-    large = sum(one.nbytes for one in held.values() if one.ndim > 1)
-    assert sum(one.nbytes for one in held.values() if one.is_meta) > 0.4 * large, "both ends of these are never small"
-
-    lora = lora_for(stock)
-    ours, stock = (comfy.sd.load_lora_for_models(model, None, lora, 0.8, 0.0)[0] for model in (ours, stock))
-    wanted = sample(stock, scene)
-    assert not same(wanted, plain)
-    assert same(sample(ours, scene), wanted)
-
-
-@pytest.mark.parametrize("kind", ["flux1", "qwen_image", "sdxl", "ltx2"])
-def test_an_fp8_file_streams(families_folder: Path, kind: str) -> None:
-    path = str(checkpoints.write(kind, families_folder, "fp8_e4m3fn"))
-    ours, stock = least(load_streamed_diffusion_model(path)), comfy.sd.load_diffusion_model(path)
-    assert same(sample(ours, inputs(kind)), sample(stock, inputs(kind)))
 
 
 @pytest.mark.usefixtures("whole_blocks")

@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 import torch
 from comfy_extras import nodes_model_merging
-from family_scenes import inputs
 from packed_files import KIND, packed_file, unpacked
 from safetensors.torch import load_file, save_file
-from scenes import Scene, distance, sample
+from scenes import Scene, sample
 
 from bed.depth import is_thorough
 from fusestream import checkpoints, fusion
@@ -194,24 +193,6 @@ def test_nobody_is_told_to_have_stock_load_it(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------------- diffusion models
 
 
-@pytest.mark.usefixtures("small_ones_too")
-@pytest.mark.parametrize(
-    ("model", "kind"),
-    [
-        *(("flux1", kind) for kind in (PACKED if is_thorough() else SOME)),
-        ("wan_causal", "Q4_K"),
-        ("qwen_image", "Q8_0"),
-    ],
-)
-def test_a_diffusion_model_samples_as_its_dequantised_file(tmp_path: Path, model: str, kind: str) -> None:
-    original = checkpoints.write(model, tmp_path, "fp16")
-    metadata = dict(read_header(original).metadata)
-    path = packed_file(tmp_path / "x.gguf", load_file(original), kind, metadata=metadata)
-    save_file(unpacked(path), twin := tmp_path / "twin.safetensors", metadata=metadata)
-    ours, wanted = (load_streamed_diffusion_model(str(one)) for one in (path, twin))
-    assert torch.equal(sample(ours, inputs(model)), sample(wanted, inputs(model)))
-
-
 def wan(folder: Path, kind: str = "Q4_K") -> tuple[Any, Any]:
     """A tiny Wan from a packed file through the smallest window, and stock's from the file of its dequantised weights."""
     original = checkpoints.write("wan_t2v", folder, "fp16")
@@ -284,17 +265,6 @@ def test_other_patches_bring_no_packed_weight_anew(wan_folder: Path) -> None:
         assert torch.equal(sample(ours_with, SCENE), sample(stock_with, SCENE))
     copies = [entry.layer for entry in ours.stream.residency.ledger.entries if entry.kind == "copy"]
     assert sorted(copies) == sorted(layer.name for layer in ours.stream.layers), "each of them once"
-
-
-@pytest.mark.usefixtures("in_one_pass")
-def test_plain_lora_is_added_to_what_a_product_makes_of_it(wan_folder: Path) -> None:
-    """As on a GPU, in fp16."""
-    ours, stock = wan(wan_folder)
-    file = comfy.utils.load_torch_file(str(checkpoints.write("lora_ab", wan_folder)))
-    got, wanted = (
-        sample(comfy.sd.load_lora_for_models(model, None, file, 0.8, 0.0)[0], SCENE) for model in (ours, stock)
-    )
-    assert 0 < distance(got, wanted) < 2e-3 < distance(wanted, sample(stock, SCENE))
 
 
 def test_it_is_saved_as_its_dequantised_file(wan_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
