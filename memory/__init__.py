@@ -1,4 +1,4 @@
-"""Where a weight lives: file -> host pages -> device window. Knows tensors, not models."""
+"""Home of a weight's bytes: file -> host pages -> device window. Knows tensors, not models."""
 
 from ..gpu import CudaError, NoDriver
 from .backends.backend import (

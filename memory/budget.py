@@ -1,4 +1,4 @@
-"""One device's memory for weights, shared by all models that stream into it."""
+"""Memory of one device for weights, shared by all models that stream into it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from .plan import OverBudget
 
 
 class DeviceBudget:
-    """Bytes that may be taken in all. Every pager of a device takes its footprint from the same one."""
+    """Bytes that may be taken in all. Every pager of a device takes its footprint from the same
+    budget."""
 
     def __init__(self, total: int, device: str = "the GPU") -> None:
         self.total = total
@@ -27,7 +28,7 @@ class DeviceBudget:
             return self.total - self._taken
 
     def take(self, nbytes: int) -> None:
-        """Raises OverBudget and takes nothing where that is too much."""
+        """Take bytes. Raises OverBudget, and takes nothing, if they are too many."""
         with self._lock:
             if self._taken + nbytes > self.total:
                 gib = 2**30

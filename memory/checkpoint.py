@@ -1,19 +1,22 @@
-"""One or several weight files as one checkpoint: tensors by name, their bytes from whichever file holds them.
+"""One or several weight files as one checkpoint: tensors by name, their bytes from whichever file
+holds them.
 
-Two ways to the bytes. `read_into` copies, checks before and after every piece, and cannot give wrong bytes or crash: the
-way for pinned buffers, for disks that come and go, and for everything the CPU touches. `view` copies nothing: the way for
-memory the GPU is to read by itself. A view is checked when it is made and no later. Whoever uses one calls `check` again
-after the last byte was used; and where another program cuts the file in between, touching a lost page through a view
-ends the process (SIGBUS) on Linux and macOS. Registering a view's pages with the driver pins them, which closes that gap:
-from then on a cut file gives old bytes, and `check` tells. Windows cuts no file that is mapped.
+There are two ways to the bytes. `read_into` copies, checks before and after every piece, and cannot
+give wrong bytes or crash. It serves pinned buffers, disks that come and go, and everything the CPU
+touches. `view` copies nothing. It serves memory that the GPU reads by itself. A view is checked
+when it is made and no later, so call `check` again after the last byte was used. If another program
+cuts the file in between, touching a lost page through a view ends the process (SIGBUS) on Linux and
+macOS. Registering a view's pages with the driver pins them, which closes that gap: from then on a
+cut file gives old bytes, and `check` tells. Windows cuts no file that is mapped.
 
-Closing: `close` stops new reads and views. A read under way ends well. A view that was handed out stays readable, and its
-mapping in place, until the last reference to it is gone: nobody crashes because somebody else closed. On Windows such a
-file cannot be deleted or replaced until then; `mapped` tells.
+`close` stops new reads and views. A read under way ends well. A view that was handed out stays
+readable, and its mapping in place, until the last reference to it is gone, so that a close
+elsewhere crashes nothing. On Windows such a file cannot be deleted or replaced until then; `mapped`
+tells.
 
-A file that changed is not read any more. Where it turns out to be the same checkpoint still, touched or brought back, `reopen`
-goes on with it: that takes the same header, and the same bytes of whatever was read to stay in memory (`keep`), so that never
-parts of two files are one model.
+A changed file is not read any more. If it still holds the same checkpoint (touched, or brought
+back), `reopen` goes on with it. For that the header must be the same, and so must the bytes of all
+tensors that were read to stay in memory (`keep`), so that one model never has parts of two files.
 """
 
 from __future__ import annotations
@@ -36,7 +39,8 @@ Buffer = bytearray | memoryview | torch.Tensor
 
 
 class Checkpoint:
-    """Open weight files. `Checkpoint.open(paths)` makes one; all methods may be called from any thread."""
+    """Open weight files. `Checkpoint.open(paths)` makes one; all methods may be called from any
+    thread."""
 
     def __init__(self, files: Iterable[OpenFile]) -> None:
         self._open = tuple(files)
@@ -52,8 +56,12 @@ class Checkpoint:
 
     @classmethod
     def open(cls, paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Checkpoint:
-        """Open and check the files at `paths`; on any fault `BadFile`, and nothing stays open. One path of a model in several
-        GGUF files opens all of them, and the first file's header is then that of the whole model."""
+        """Open and check the files at `paths`. On any fault raises `BadFile` and leaves nothing
+        open.
+
+        One path of a model in several GGUF files opens all of them; the first file's header is then
+        that of the whole model.
+        """
         several = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
         if not several:
             raise ValueError("a checkpoint needs at least one file")
@@ -88,17 +96,19 @@ class Checkpoint:
 
     @property
     def mapped(self) -> bool:
-        """Whether any file is mapped: from the first `view` until closed and the last view is gone."""
+        """Whether any file is mapped: from the first `view` until closed and the last view is
+        gone."""
         return any(file.mapped for file in self._open)
 
     def file_of(self, extent: Extent) -> WeightFile:
         return self.home(extent).header
 
     def read_into(self, extent: Extent, buffer: Buffer, start: int | None = None) -> None:
-        """Copy the extent's bytes into `buffer`: all of them, or with `start` as many as the buffer holds from there.
+        """Copy the extent's bytes into `buffer`: all of them, or from byte `start` as many as the
+        buffer holds.
 
-        The buffer is contiguous writable bytes; a torch tensor must be uint8 and on the CPU, pinned or not. After an
-        error its content is undefined.
+        The buffer is contiguous writable bytes; a torch tensor must be uint8 and on the CPU, pinned
+        or not. After an error its content is undefined.
         """
         file = self.home(extent)
         with _flat(buffer) as target:
@@ -112,7 +122,8 @@ class Checkpoint:
             file.read_into(target, extent.begin + begin)
 
     def read_rows(self, extent: Extent, buffer: Buffer, size: int, rows: Sequence[int]) -> None:
-        """Copy rows of the extent, `size` bytes each, into `buffer`, which holds as many. The buffer is as for `read_into`."""
+        """Copy the given rows of the extent, `size` bytes each, into `buffer`, which holds exactly
+        these. The buffer is as for `read_into`."""
         file, most = self.home(extent), extent.nbytes // size if size else 0
         with _flat(buffer) as target:
             if len(target) != size * len(rows) or not all(0 <= row < most for row in rows):
@@ -128,17 +139,19 @@ class Checkpoint:
         return stored
 
     def keep(self, extent: Extent) -> torch.Tensor:
-        """`read`, of what stays in memory beside what will be read later."""
+        """`read` a tensor that stays in memory; `reopen` compares its checksum."""
         stored = self.read(extent)
         self._kept[extent] = _checksum(stored)
         return stored
 
     def view(self, extent: Extent) -> memoryview:
-        """The extent's bytes where they lie in the page cache, read-only. The module's head says when not to use it."""
+        """The extent's bytes where they lie in the page cache, read-only. The module's docstring
+        says when not to use it."""
         return self.home(extent).view(extent.begin, extent.end)
 
     def check(self, extent: Extent | None = None) -> None:
-        """Raise `FileChanged` unless the extent's file, or every file, is still the one that was opened."""
+        """Raise `FileChanged` unless the extent's file, or every file, is still the one that was
+        opened."""
         for file in self._open if extent is None else [self.home(extent)]:
             file.check()
 
@@ -148,8 +161,11 @@ class Checkpoint:
         return any(file.has_changed for file in self._open)
 
     def reopen(self) -> None:
-        """Go on with files that changed since they were opened. Raises `BadFile` where one is not what it was: then nothing
-        has changed here. Nobody may be reading meanwhile, and what was mapped before stays the old file's."""
+        """Go on with files that changed since they were opened.
+
+        Raises `BadFile`, and keeps the old file, where one is not what it was. No read may be under
+        way. Existing mappings stay the old file's.
+        """
         for at in [at for at, file in enumerate(self._open) if file.has_changed]:
             again = OpenFile(self._open[at].path)
             try:
@@ -190,7 +206,8 @@ class Checkpoint:
         self.close()
 
     def home(self, extent: Extent) -> OpenFile:
-        """The open file of an extent, or of some rows of one. An extent of another checkpoint would silently give other bytes."""
+        """The open file of an extent, or of some rows of one. Raises `ValueError` for another
+        checkpoint's extent, which would silently give other bytes."""
         home = self._home.get(extent.name)
         if home is None or (home[0] is not extent and not home[0].holds(extent)):
             raise ValueError(f"tensor {extent.name!r} is not of this checkpoint")
@@ -225,4 +242,5 @@ def _flat(buffer: Buffer) -> memoryview:
         view = memoryview(buffer)
     if view.readonly or not view.c_contiguous:
         raise ValueError("the buffer must be writable and contiguous")
-    return view.cast("B") if view.nbytes else memoryview(bytearray())  # memoryview casts no empty shapes
+    # memoryview casts no empty shapes
+    return view.cast("B") if view.nbytes else memoryview(bytearray())

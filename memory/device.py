@@ -1,8 +1,10 @@
-"""What the copying backends ask of one device: two orders of work, and memory of three kinds.
+"""The interface between the copying backends and one device: two orders of work, and memory of
+three kinds.
 
-Compute is the caller's current stream. Copies have a stream of their own. Neither waits for the host; what one must wait
-for in the other is an event. `CudaDevice` is the real one; the tests have one of plain memory with a thread for a stream,
-so that everything around it runs without a GPU.
+Compute is the caller's current stream. Copies have a stream of their own. Neither waits for the
+host; an event is a point that one waits for in the other. `CudaDevice` is the real device. The
+tests have one of plain memory with a thread for a stream, so that everything around it runs without
+a GPU.
 """
 
 from __future__ import annotations
@@ -31,10 +33,10 @@ class Event(Protocol):
         """Whether it is reached."""
 
     def synchronize(self) -> None:
-        """The host's thread waits for it."""
+        """Make the host's thread wait for it."""
 
     def elapsed_time(self, end: Any) -> float:
-        """Milliseconds to another one; both are reached."""
+        """Milliseconds to another event; both are reached."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +48,13 @@ class Pinned:
 
     @property
     def view(self) -> memoryview:
-        """Its bytes, writable. Not to be used after it was freed."""
+        """Its bytes, writable. Not to be used after the memory was freed."""
         return memoryview((ctypes.c_ubyte * self.nbytes).from_address(self.address)).cast("B")
 
 
 class Device(Protocol):
-    """All methods may be called from any thread that has called `enter_thread`, or has used torch on this device."""
+    """All methods may be called from any thread that has called `enter_thread` or used torch on
+    this device."""
 
     name: str
     precedence: Precedence
@@ -59,35 +62,36 @@ class Device(Protocol):
     def enter_thread(self) -> None: ...
 
     def room(self, nbytes: int) -> torch.Tensor:
-        """Device memory: uint8 [nbytes]. Raises OverBudget where the device has no more."""
+        """Device memory: uint8 [nbytes]. Raises OverBudget if the device has no more."""
 
     def trim(self) -> None:
-        """What rooms gave back goes back to the system."""
+        """Return the memory of dropped rooms to the system."""
 
     def compute_event(self) -> Event:
-        """Recorded behind all compute asked for so far."""
+        """An event recorded behind all compute asked for so far."""
 
     def copy_event(self) -> Event:
-        """Recorded behind all copies asked for so far."""
+        """An event recorded behind all copies asked for so far."""
 
     def compute_waits(self, event: Event) -> None: ...
 
     def copies_wait(self, event: Event) -> None: ...
 
     def compute_order(self) -> int:
-        """Which stream compute is in; events of one stream are reached in their order."""
+        """The number of the stream that compute is in. Events of one stream are reached in their
+        order."""
 
     def copy_in(self, target: int, source: int, nbytes: int) -> None:
-        """Pinned or registered bytes to the device, in the copies' order."""
+        """Copy pinned or registered bytes to the device, in the copies' order."""
 
     def copy_all(self, room: int, pieces: Iterable[tuple[int, int, int]]) -> None:
         """`copy_in` of each (place in the room, source, bytes), one right behind the other."""
 
     def copying(self) -> AbstractContextManager[Any]:
-        """What torch does in this block is in the copies' order."""
+        """Put what torch does in this block into the copies' order."""
 
     def synchronize(self) -> None:
-        """The host waits until both orders are done."""
+        """Make the host wait until both orders are done."""
 
     def capturing(self) -> bool:
         """Whether compute is being recorded into a CUDA graph."""
@@ -97,13 +101,13 @@ class Device(Protocol):
     def unpin(self, pinned: Pinned) -> None: ...
 
     def register(self, address: int, nbytes: int) -> None:
-        """Let the device read these whole pages of a mapped file. Raises what the driver has against it."""
+        """Let the device read these whole pages of a mapped file. Raises the driver's objection."""
 
     def unregister(self, address: int) -> None: ...
 
 
 class CudaDevice:
-    """One NVIDIA GPU, through torch and, for what torch does not offer, the driver."""
+    """One NVIDIA GPU, through torch and, for calls that torch does not offer, the driver."""
 
     def __init__(self, index: int = 0) -> None:
         self.index = index
@@ -112,7 +116,7 @@ class CudaDevice:
         self.torch_device = torch.device("cuda", index)
         self.calls: MemoryCalls = memory_calls()
         self.driver = self.calls.driver
-        torch.empty(1, device=self.torch_device)  # torch makes its context
+        torch.empty(1, device=self.torch_device)  # makes torch's context
         self.stream: Any = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
         self._streams = Streams(index)
         self._registers = bool(self.driver.attribute(index, READ_ONLY_REGISTER))
@@ -124,7 +128,8 @@ class CudaDevice:
 
     def room(self, nbytes: int) -> torch.Tensor:
         try:
-            # Never an inference tensor: those may not be written to outside inference mode, where the copies are.
+            # Never an inference tensor: it could not be written to outside inference mode, where
+            # the copies are.
             with torch.inference_mode(False):
                 return torch.empty(nbytes, dtype=torch.uint8, device=self.torch_device)
         except torch.cuda.OutOfMemoryError as error:

@@ -1,7 +1,8 @@
-"""The calls of the CUDA driver that memory needs and torch does not offer.
+"""CUDA driver calls that memory needs and torch does not offer.
 
-Two of them have a newer form with another signature, `cuMemPrefetchAsync` and `cuMemAdvise`: a driver from 12.2 on exports both
-forms, under CUDA 13 only the newer is documented. The newer one is bound where the library has it.
+`cuMemPrefetchAsync` and `cuMemAdvise` have a newer form with another signature. Drivers from 12.2
+on export both forms; under CUDA 13 only the newer is documented. The newer one is bound where the
+library has it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ SET_READ_MOSTLY = 1
 UNSET_READ_MOSTLY = 2
 SET_PREFERRED_LOCATION = 3
 
-HOST = -1  # CU_DEVICE_CPU: where a device ordinal is asked for, the host's memory
+HOST = -1  # CU_DEVICE_CPU: the host's memory, in place of a device ordinal
 
 # CUmem_range_attribute
 LAST_PREFETCH_LOCATION = 4
@@ -40,7 +41,8 @@ class Location(ctypes.Structure):
 
 
 class MemoryCalls:
-    """Addresses are plain integers, sizes bytes, streams torch's `cuda_stream` integers."""
+    """Driver calls bound once. Addresses are plain integers, sizes bytes, streams torch's
+    `cuda_stream` integers."""
 
     def __init__(self, of: Driver) -> None:
         self.driver = of
@@ -64,7 +66,7 @@ class MemoryCalls:
     # --------------------------------------------------------------------------------------------------------- host
 
     def register(self, address: int, nbytes: int, read_only: bool = True) -> None:
-        """Pin these pages, which are whole ones, so that the device may read them by itself."""
+        """Pin these whole pages, so that the device may read them by itself."""
         status = self._register(address, nbytes, PORTABLE | (READ_ONLY if read_only else 0))
         self._check(status, "cuMemHostRegister", f"{nbytes} bytes of a file's pages")
 
@@ -72,7 +74,7 @@ class MemoryCalls:
         self._check(self._unregister(address), "cuMemHostUnregister", "a file's pages")
 
     def alloc_host(self, nbytes: int) -> int:
-        """Pinned memory of that size; its address."""
+        """Allocate pinned memory of that size; return its address."""
         address = ctypes.c_uint64()
         status = self._alloc_host(ctypes.byref(address), nbytes, PORTABLE)
         self._check(status, "cuMemHostAlloc", f"{nbytes} bytes of pinned RAM")
@@ -82,12 +84,13 @@ class MemoryCalls:
         self._check(self._free_host(address), "cuMemFreeHost", "pinned RAM")
 
     def copy_in(self, target: int, source: int, nbytes: int, stream: int) -> None:
-        """Host to device, in the stream's order; the host does not wait if its pages are pinned."""
+        """Copy from host to device, in the stream's order. The host does not wait if its pages are
+        pinned."""
         self._check(self._copy_in(target, source, nbytes, stream), "cuMemcpyHtoDAsync", f"{nbytes} bytes of weights")
 
     def copy_all(self, room: int, pieces: Iterable[tuple[int, int, int]], stream: int) -> None:
-        """`copy_in` of each (place in the room, source, bytes). Dozens for a layer, while another thread wants to run: nothing is
-        done between two but asking for the next."""
+        """`copy_in` for each (place in the room, source, bytes). A layer has dozens while another
+        thread wants to run, so the loop does nothing but ask for the next."""
         copy = self._copy_in
         for at, source, nbytes in pieces:
             status = copy(room + at, source, nbytes, stream)
@@ -118,7 +121,8 @@ class MemoryCalls:
         self._check(self._advise(address, nbytes, advice, where), "cuMemAdvise", f"{nbytes} bytes of weights")
 
     def last_prefetch(self, address: int, nbytes: int) -> int:
-        """Where all these pages were last asked to be: a device's ordinal, HOST, or another negative number: mixed."""
+        """Where all these pages were last asked to be: a device's ordinal, HOST, or another
+        negative number if mixed."""
         value = ctypes.c_int()
         status = self.driver.library.cuMemRangeGetAttribute(
             ctypes.byref(value),
@@ -133,5 +137,5 @@ class MemoryCalls:
 
 @lru_cache(maxsize=1)
 def memory_calls() -> MemoryCalls:
-    """This machine's. Raises NoDriver, saying what is missing."""
+    """This machine's calls. Raises NoDriver, saying what is missing."""
     return MemoryCalls(driver())

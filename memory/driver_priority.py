@@ -1,14 +1,15 @@
-"""Who goes first at the driver.
+"""Priority among threads at the driver.
 
-The driver does one thing at a time, and a thread that calls it again and again leaves others little chance in between. So
-whoever is in a hurry says so, and whoever makes long calls in a row lets them pass between two.
+The driver does one thing at a time, and a thread that calls it again and again leaves others little
+chance in between. So a thread in a hurry says so, and a thread that makes long calls in a row lets
+it pass between two.
 """
 
 from __future__ import annotations
 
 import threading
 
-LONGEST_SECONDS = 0.005  # somebody who stays in a hurry is not waited for any longer
+LONGEST_SECONDS = 0.005  # the longest wait for threads that stay in a hurry
 
 
 class Precedence:

@@ -1,7 +1,8 @@
-"""How a stored tensor's numbers are written: a type of torch's, or blocks in which a few numbers share their scales.
+"""Encodings of a stored tensor's numbers: a torch type, or blocks in which a few numbers share
+their scales.
 
-An encoding says how many elements a block has and how many bytes, and so how many bytes a shape takes. What the bytes of a
-block mean, nobody here knows: that is arithmetic, and `memory` moves bytes.
+An encoding says how many elements and bytes a block has, and so how many bytes a shape takes. The
+meaning of a block's bytes is not known here: that is arithmetic, and `memory` moves bytes.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from types import MappingProxyType
 @dataclass(frozen=True)
 class Encoding:
     """
-    name              of it, as an extent has it: safetensors' name, or ggml's
-    elements, nbytes  of a block; of a plain type a block is one element
+    name              as an extent has it: safetensors' name, or ggml's
+    elements, nbytes  of a block; a plain type has blocks of one element
     ggml              its number in a GGUF file; None: ggml does not have it
     is_safetensors    whether a safetensors file may have it
     """
@@ -29,16 +30,18 @@ class Encoding:
 
     @property
     def is_packed(self) -> bool:
-        """Whether its numbers come in ggml's blocks: to torch such a tensor is bytes, until somebody dequantises it."""
+        """Whether its numbers come in ggml's blocks. To torch such a tensor is bytes until it is
+        dequantised."""
         return self.elements > 1 and self.ggml is not None
 
     def nbytes_of(self, shape: Sequence[int]) -> int | None:
-        """Of all elements in a row; None: they are no whole blocks."""
+        """Bytes of all elements in a row; None if they do not fill whole blocks."""
         blocks, rest = divmod(math.prod(shape), self.elements)
         return None if rest else blocks * self.nbytes
 
     def row_bytes(self, shape: Sequence[int]) -> int | None:
-        """Of one row, the last dimension; None: a row is no whole blocks, so that no row can be read by itself."""
+        """Bytes of one row (the last dimension); None if a row does not fill whole blocks, and so
+        cannot be read by itself."""
         return self.nbytes_of(shape[-1:])
 
 
@@ -51,7 +54,7 @@ _ALL = (
     _plain("I64", 8, 27), _plain("I32", 4, 26), _plain("I16", 2, 25), _plain("I8", 1, 24),
     _plain("U64", 8), _plain("U32", 4), _plain("U16", 2), _plain("U8", 1), _plain("BOOL", 1), _plain("C64", 8),
     _plain("F8_E4M3", 1), _plain("F8_E5M2", 1), _plain("F8_E8M0", 1), _plain("F8_E4M3FNUZ", 1), _plain("F8_E5M2FNUZ", 1),
-    # Several numbers in a byte, and no scales.
+    # Several numbers in a byte, without scales.
     Encoding("F4", 2, 1, is_safetensors=True),
     Encoding("F6_E2M3", 4, 3, is_safetensors=True), Encoding("F6_E3M2", 4, 3, is_safetensors=True),
     # ggml's blocks.
@@ -66,7 +69,7 @@ ENCODINGS: Mapping[str, Encoding] = MappingProxyType({one.name: one for one in _
 SAFETENSORS: Mapping[str, Encoding] = MappingProxyType({one.name: one for one in _ALL if one.is_safetensors})
 GGML: Mapping[int, Encoding] = MappingProxyType({one.ggml: one for one in _ALL if one.ggml is not None})
 
-# What ggml has besides, by its numbers: for messages. Two numbers were given up, and some more before these.
+# ggml's other types by number, for messages, those that ggml has given up included.
 GGML_OTHERS: Mapping[int, str] = MappingProxyType(
     {
         4: "Q4_2", 5: "Q4_3", 9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S",

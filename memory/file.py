@@ -1,7 +1,8 @@
 """A weight file as extents: which bytes of the file are which tensor.
 
-What is the same of every format. `formats` reads the headers: everything in one comes from a stranger, so nothing in it is
-believed before it is checked: later code turns these extents into pointers. No tensor is loaded by that.
+This part is the same for every format; `formats` reads the headers. A header comes from a stranger,
+so nothing in it is believed before it is checked, because later code turns these extents into
+pointers. No tensor is loaded here.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ MAX_ELEMENTS = 2**63 - 1
 
 
 class BadFile(ValueError):
-    """A weight file that cannot be trusted. The message names the file, the tensor and what to do."""
+    """A weight file that cannot be trusted. The message names the file, the tensor and what to
+    do."""
 
-    __module__ = "fusestream"  # what ComfyUI shows before the message: not a path of the user's disk
+    # shown by ComfyUI before the message; without it that would be a path of the user's disk
+    __module__ = "fusestream"
 
 
 @dataclass(frozen=True)
@@ -47,11 +50,11 @@ class Extent:
 
     @property
     def is_packed(self) -> bool:
-        """Whether it is stored in ggml's blocks. What has no encoding that is known here is not."""
+        """Whether it is stored in ggml's blocks; False for an encoding that is not known here."""
         return self.dtype in ENCODINGS and self.encoding.is_packed
 
     def rows(self, first: int, last: int) -> Extent:
-        """The place of these rows, of a tensor that is not packed."""
+        """The extent of rows `first` to `last` (exclusive) of a tensor that is not packed."""
         if self.is_packed or not 0 <= first <= last <= self.shape[0]:
             raise ValueError(
                 f"tensor {self.name!r} of shape {list(self.shape)} has no rows {first} to {last} by themselves"
@@ -61,7 +64,7 @@ class Extent:
         return Extent(self.name, self.dtype, (last - first, *self.shape[1:]), at, at + (last - first) * size)
 
     def holds(self, other: Extent) -> bool:
-        """Whether this is the other one, or the other one some rows of it."""
+        """Whether `other` is this extent, or some rows of it."""
         if self == other:
             return True
         is_alike = (self.name, self.dtype, self.shape[1:]) == (other.name, other.dtype, other.shape[1:])
@@ -72,8 +75,8 @@ class Extent:
 class WeightFile:
     """A checked header: extents by name, in file order, and the metadata.
 
-    metadata  all that is text
-    values    of a GGUF file, which has more than text: everything, as bool, int, float, str or `gguf_values.Listed`
+    metadata  all entries that are text
+    values    of a GGUF file, all entries: bool, int, float, str or `gguf_values.Listed`
     """
 
     path: Path
@@ -84,16 +87,18 @@ class WeightFile:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """The file at `path`, opened to be read; whatever the system has against it is a `BadFile`."""
+    """The file at `path`, opened for reading. The system's errors become `BadFile`."""
     with told_as_bad_file(path):
-        if not stat.S_ISREG(path.stat().st_mode):  # asked first: opening a pipe would wait for its other end
+        # asked first: opening a pipe would wait for its other end
+        if not stat.S_ISREG(path.stat().st_mode):
             raise BadFile(f"{path}: is not a file. Choose the model's file itself.")
         return path.open("rb")
 
 
 @contextmanager
 def told_as_bad_file(path: Path) -> Iterator[None]:
-    """The system's errors in this block become `BadFile`, with the file's name and what to look at."""
+    """Turn the system's errors in this block into `BadFile`, with the file's name and what to look
+    at."""
     try:
         yield
     except OSError as error:
@@ -109,5 +114,5 @@ _brief.maxlevel = 2
 
 
 def brief(value: object) -> str:
-    """What a message shows of something that may be megabytes long."""
+    """A short form, for messages, of a value that may be megabytes long."""
     return _brief.repr(value)

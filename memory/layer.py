@@ -1,4 +1,5 @@
-"""A layer: named weights that are used together, and how they lie beside each other on the device."""
+"""A layer: named weights that are used together, and how they lie beside each other on the
+device."""
 
 from __future__ import annotations
 
@@ -12,8 +13,9 @@ import torch
 
 from .file import Extent
 
-# A weight starts at a multiple of this: what 16-byte loads need. Weights whose bytes are a multiple of it too, as real
-# ones are, lie without a gap, so that q, k and v in this order are one packed weight.
+# Weights start at multiples of this, as 16-byte loads need. Weights whose bytes are a multiple of
+# it too, as real ones are, lie without a gap, so that q, k and v in this order are one packed
+# weight.
 WEIGHT_ALIGNMENT = 16
 
 DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
@@ -28,8 +30,11 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Weight:
-    """A tensor of a file as it shall be on the device. dtype None: as stored, which of packed numbers is bytes in a row.
-    channels_last: the channels of a [n, c, ...] lie side by side there, as torch.channels_last has it; its shape stays."""
+    """A tensor of a file and its form on the device.
+
+    dtype: None means as stored; packed numbers then are bytes in a row. channels_last: the channels
+    of [n, c, ...] lie side by side on the device, as in torch.channels_last; the shape stays.
+    """
 
     name: str
     extent: Extent
@@ -63,12 +68,13 @@ class Weight:
 
     @property
     def is_staged(self) -> bool:
-        """Whether its bytes on the device are made of the file's: of another type, or in another order."""
+        """Whether the device's bytes are made from the file's: of another type, or in another
+        order."""
         return self.is_converted or self.channels_last
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        """Of the tensor that torch takes the stored bytes for."""
+        """Shape of the tensor that torch takes the stored bytes for."""
         return (self.extent.nbytes,) if self.is_packed else self.extent.shape
 
     @property
@@ -77,13 +83,14 @@ class Weight:
 
     @property
     def nbytes(self) -> int:
-        """On the device."""
+        """Bytes on the device."""
         return math.prod(self.device_shape) * self.device_dtype.itemsize
 
 
 @dataclass(frozen=True)
 class Layer:
-    """Weights in the order in which they shall lie. rare: a pass does without them as a rule, so that they never stay."""
+    """Weights in the order in which they lie. rare: most passes do without them, so that they never
+    stay."""
 
     name: str
     weights: tuple[Weight, ...]
@@ -100,28 +107,28 @@ class Layer:
 
     @cached_property
     def nbytes(self) -> int:
-        """Of the layer's room."""
+        """Bytes of the layer's room."""
         return sum(-(-weight.nbytes // WEIGHT_ALIGNMENT) * WEIGHT_ALIGNMENT for weight in self.weights)
 
     @property
     def stored_bytes(self) -> int:
-        """In the file, and over the bus."""
+        """Bytes in the file, and over the bus."""
         return sum(weight.extent.nbytes for weight in self.weights)
 
     def as_in_file(self) -> Layer:
-        """The same, no weight in an order of its own."""
+        """The same layer with all weights in the file's order."""
         if not any(weight.channels_last for weight in self.weights):
             return self
         return replace(self, weights=tuple(replace(weight, channels_last=False) for weight in self.weights))
 
     def views(self, room: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The weights as tensors in `room`, uint8 [at least nbytes]. Nothing is copied."""
+        """The weights as tensors in `room`, uint8 [nbytes or more]. Nothing is copied."""
         return {weight.name: view(room, at, weight) for at, weight in zip(self.offsets, self.weights, strict=True)}
 
 
 def view(room: torch.Tensor, at: int, weight: Weight) -> torch.Tensor:
-    """One weight in a room of bytes."""
-    # A view of another type made in inference mode would be an inference tensor for as long as it is kept.
+    """One weight as a tensor in a room: uint8 bytes, of which the weight's begin at `at`."""
+    # Made in inference mode, a view of another type would stay an inference tensor.
     with torch.inference_mode(False):
         numbers = room[at : at + weight.nbytes].view(weight.device_dtype)
         if not weight.channels_last:
@@ -131,15 +138,17 @@ def view(room: torch.Tensor, at: int, weight: Weight) -> torch.Tensor:
 
 
 def as_stored(stored: torch.Tensor, weight: Weight) -> torch.Tensor:
-    """One weight's stored bytes, uint8, as the tensor that a conversion is handed. Nothing is copied."""
+    """One weight's stored bytes, uint8, as the tensor that a conversion is handed. Nothing is
+    copied."""
     return stored.view(weight.stored_dtype).view(weight.stored_shape)
 
 
 def rare_of(layers: Sequence[Layer]) -> frozenset[int]:
-    """The numbers of those that a pass does without as a rule."""
+    """The numbers of the rare layers."""
     return frozenset(i for i, layer in enumerate(layers) if layer.rare)
 
 
 def staging_bytes(layers: Sequence[Layer]) -> int:
-    """Room that conversion needs beside the layers: the largest weight that is stored in another type or order."""
+    """Room that conversion needs in addition to the layers: the largest weight that is stored in
+    another type or order."""
     return max((w.extent.nbytes for layer in layers for w in layer.weights if w.is_staged), default=0)

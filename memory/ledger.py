@@ -1,7 +1,8 @@
-"""What the pager did: bytes by route, waits, peaks, and a timeline. Cheap enough to be always on.
+"""Record of the pager's work: bytes by route, waits, peaks, and a timeline. Cheap enough to be
+always on.
 
-An entry is a tuple in a ring buffer of fixed length; sums are kept beside it, so nothing grows with the run. Times are
-seconds of `time.perf_counter`.
+An entry is a tuple in a ring buffer of fixed length; sums are kept beside it, so nothing grows with
+the run. Times are seconds of `time.perf_counter`.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ now = time.perf_counter
 
 @dataclass(frozen=True)
 class Entry:
-    """One stretch of time of one layer: its bytes on the way, compute waiting for them, compute using them; with managed
-    memory also its pages being filled, and leaving the device."""
+    """One stretch of a layer's time: its bytes on the way (copy), compute waiting for them (stall)
+    or using them (use); with managed memory also its pages being filled or leaving the device."""
 
     kind: Kind
     layer: str
@@ -51,7 +52,7 @@ class Ledger:
         self._notes: dict[str, str] = {}
 
     def add(self, kind: Kind, layer: str, start: float, end: float, nbytes: int = 0, route: str = "") -> None:
-        """A stretch that is over. `route` says where the bytes of a copy came from."""
+        """Add a stretch that is over. `route` says where the bytes of a copy came from."""
         with self._lock:
             self._entries.append(Entry(kind, layer, start, end, nbytes))
             self._seconds[kind] += end - start
@@ -64,14 +65,15 @@ class Ledger:
             self._counts_by_layer[kind, layer] += 1
 
     def hold(self, what: str, nbytes: int) -> None:
-        """Memory of a kind was taken, or with a negative number given back."""
+        """Record that memory of a kind was taken or, with a negative number, given back."""
         with self._lock:
             self._held[what] += nbytes
             self._held_changes.append((now(), what, nbytes))
             self._peaks[what] = max(self._peaks[what], self._held[what])
 
     def note(self, what: str, why: str) -> None:
-        """A decision and its reason, for the report: which backend, which way to read."""
+        """Record a decision and its reason for the report, such as the backend or the way to
+        read."""
         with self._lock:
             self._notes[what] = why
 
@@ -89,22 +91,22 @@ class Ledger:
             return self._peaks[what]
 
     def mean_seconds(self, kind: Kind, layer: str) -> float:
-        """Of one stretch of that kind; 0 where there was none."""
+        """Mean length of a layer's stretches of that kind; 0 if there are none."""
         with self._lock:
             return self._by_layer[kind, layer] / max(self._counts_by_layer[kind, layer], 1)
 
     def rate(self) -> float:
-        """Bytes per second of the copies, while one was under way; 0 before the first."""
+        """Bytes per second of the copies while one was under way; 0 before the first."""
         with self._lock:
             return self._copied / self._seconds["copy"] if self._seconds["copy"] else 0.0
 
     def overlap(self) -> float:
-        """The share of the copies' time, of those in the timeline, in which compute used a layer."""
+        """The share of the copies' time, within the timeline, in which compute used a layer."""
         entries = self.entries
         return overlap_of([e for e in entries if e.kind == "copy"], [e for e in entries if e.kind == "use"])
 
     def residency(self) -> list[tuple[float, str, int]]:
-        """When bytes were taken (+) and given back (-), by kind of memory; the latest such times."""
+        """The latest changes as (time, kind of memory, bytes taken or, if negative, given back)."""
         with self._lock:
             return list(self._held_changes)
 
@@ -126,8 +128,8 @@ class Ledger:
         return json.dumps({"summary": self.summary(), "timeline": rows, "memory": self.residency()})
 
     def chrome_trace(self) -> str:
-        """The timeline for chrome://tracing or Perfetto: a track for the bus, one for compute, one for pages, and the memory
-        held by kind."""
+        """The timeline for chrome://tracing or Perfetto: a track each for bus, compute and pages,
+        and the memory held by kind."""
         tracks = {"copy": 1, "stall": 2, "use": 2, "evict": 3, "fill": 3}
         named = [
             {"ph": "M", "pid": 0, "tid": tid, "name": "thread_name", "args": {"name": name}}
@@ -149,7 +151,7 @@ class Ledger:
         return json.dumps({"traceEvents": named + events + self._counters()})
 
     def _counters(self) -> list[dict[str, Any]]:
-        """Held bytes over time. What fell out of the ring of changes is what it began with."""
+        """Held bytes over time. Changes that fell out of the ring count as its starting value."""
         changes = self.residency()
         held = Counter({what: self.held(what) for _, what, _ in changes})
         for _, what, nbytes in changes:
@@ -169,7 +171,7 @@ def overlap_of(copies: Sequence[Entry], uses: Sequence[Entry]) -> float:
 
 
 def _union(stretches: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The same time without overlaps, in order."""
+    """The same stretches without overlaps, in order."""
     found: list[tuple[float, float]] = []
     for start, end in sorted(stretches):
         if found and start <= found[-1][1]:
@@ -180,7 +182,7 @@ def _union(stretches: Iterable[tuple[float, float]]) -> list[tuple[float, float]
 
 
 def _common(left: list[tuple[float, float]], right: list[tuple[float, float]]) -> float:
-    """Seconds in both of two such lists."""
+    """Seconds that two such lists have in common."""
     seconds, i, j = 0.0, 0, 0
     while i < len(left) and j < len(right):
         seconds += max(0.0, min(left[i][1], right[j][1]) - max(left[i][0], right[j][0]))

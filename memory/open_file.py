@@ -1,10 +1,11 @@
 """One weight file kept open for streaming: its checked header, positioned reads, a shared mapping.
 
-A video takes minutes to hours, and all that time the file is somebody else's to overwrite, cut or replace. Bytes are only
-handed out while the file is the one whose header was checked: same device and inode, size and time of last change.
+A video takes minutes to hours, and all that time another program may overwrite, cut or replace the
+file. Bytes are only handed out while the file is the one whose header was checked: same device and
+inode, size and time of last change.
 
-What this cannot see: a change that keeps the size and falls into the tick of the file system's clock (milliseconds) in
-which the file was opened, and a writer who sets the time back.
+Two changes cannot be seen: one that keeps the size and falls into the tick of the file system's
+clock (milliseconds) in which the file was opened, and one whose writer sets the time back.
 """
 
 from __future__ import annotations
@@ -23,19 +24,21 @@ from typing import Protocol
 from .file import BadFile, open_regular, told_as_bad_file
 from .formats import header_of
 
-# One read at most: a change is noticed this soon, and some systems refuse reads of 2 GiB and more.
+# The most bytes of one read: a change is noticed this soon, and some systems refuse reads of 2 GiB
+# and more.
 PIECE = 16 << 20
 
 
 class FileChanged(BadFile):
-    """The file is no longer the one that was opened. What was read before is sound; nothing more is read."""
+    """The file is no longer the one that was opened. Bytes read before are sound; nothing more is
+    read."""
 
     __module__ = "fusestream"
 
 
 @dataclass(frozen=True)
 class Stamp:
-    """What tells one state of a file from another."""
+    """The numbers that tell one state of a file from another."""
 
     device: int
     inode: int
@@ -61,7 +64,8 @@ class ReadsAt(Protocol):
 
 
 class Positioned:
-    """The position travels with the call, so any number of threads may share the handle."""
+    """Reads with `preadv`: the position travels with the call, so any number of threads may share
+    the handle."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
@@ -70,11 +74,12 @@ class Positioned:
         return os.preadv(self._handle, [target], at)
 
     def close(self) -> None:
-        """The handle is its opener's."""
+        """Does nothing: the handle is its opener's."""
 
 
 class Pooled:
-    """For systems without `preadv`, such as Windows: every read has a handle of its own; handles are used again."""
+    """For systems without `preadv`, such as Windows: every read has a handle of its own, taken from
+    a pool."""
 
     def __init__(self, path: Path, stamp: Stamp) -> None:
         self._path = path
@@ -95,7 +100,7 @@ class Pooled:
     def _open(self) -> io.FileIO:
         handle = io.FileIO(self._path, "rb")
         now = Stamp.of(os.fstat(handle.fileno()))
-        if now != self._stamp:  # opened by name: it may be another file by now
+        if now != self._stamp:  # opened by name, so it may be another file by now
             handle.close()
             raise changed(self._path, self._stamp.changed_to(now))
         return handle
@@ -130,7 +135,8 @@ class OpenFile:
         try:
             with told_as_bad_file(path):
                 self._stamp = Stamp.of(os.fstat(self._file.fileno()))
-                # By handle and by name Windows tells some of these numbers differently: each is compared with itself.
+                # On Windows some of these numbers differ by handle and by name, so each is compared
+                # with itself.
                 self._named = Stamp.of(path.stat())
             if os.name == "posix" and self._named != self._stamp:
                 raise changed(path, self._stamp.changed_to(self._named))
@@ -142,7 +148,8 @@ class OpenFile:
             raise
 
     def check(self) -> None:
-        """Raise `FileChanged` unless this is still the file that was opened, by its handle and by its name."""
+        """Raise `FileChanged` unless this is still the file that was opened, by its handle and by
+        its name."""
         with self._in_use():
             self._check_handle()
             self._check_name()
@@ -157,16 +164,19 @@ class OpenFile:
         return False
 
     def read_into(self, target: memoryview, at: int) -> None:
-        """Fill `target`, which is flat bytes, with the file's bytes from `at` on. Raises rather than give wrong bytes."""
+        """Fill `target`, flat bytes, with the file's bytes from `at` on. Raises rather than give
+        wrong bytes."""
         with self._in_use():
             self._check_name()
             for done in range(0, len(target), PIECE):
                 self._fill(target[done : done + PIECE], at + done)
-                self._check_handle()  # after the read: what came before a change is sound, what came after is not
+                # after the read: bytes read before a change are sound, later ones are not
+                self._check_handle()
 
     def read_rows(self, target: memoryview, size: int, places: Sequence[int]) -> None:
-        """Fill `target`, flat bytes, with rows of `size` bytes from these places of the file. As `read_into`; a change is looked
-        for once, behind all of them: that takes longer than to read a row."""
+        """Fill `target`, flat bytes, with rows of `size` bytes from these places of the file. As
+        `read_into`, but a change is looked for only once, at the end, because that takes longer
+        than reading a row."""
         with self._in_use():
             self._check_name()
             for row, at in enumerate(places):
@@ -191,8 +201,9 @@ class OpenFile:
             return memoryview(self._mapping())[begin:end]
 
     def map_pages(self, begin: int, end: int) -> mmap.mmap:
-        """A mapping of its own for the pages that hold `[begin, end)`, for the driver. `begin` is where a mapping may begin;
-        the last page may go beyond the file. What is read through it is checked by nobody: call `check` afterwards."""
+        """A new mapping, for the driver, of the pages that hold `[begin, end)`. `begin` must be
+        where a mapping may begin; the last page may go beyond the file. Reads through it are not
+        checked: call `check` afterwards."""
         with self._in_use():
             self._check_name()
             self._check_handle()
@@ -200,22 +211,24 @@ class OpenFile:
             with told_as_bad_file(self.path):
                 try:
                     return mmap.mmap(self._file.fileno(), length, access=mmap.ACCESS_READ, offset=begin)
-                except ValueError as error:  # what Python says of a file shorter than its mapping
+                except ValueError as error:  # Python's, for a file shorter than its mapping
                     raise changed(self.path, f"has lost some of its {self._stamp.size} bytes") from error
 
     @property
     def mapped(self) -> bool:
-        """Whether the mapping exists: from the first view until closed and the last view is gone."""
+        """Whether the mapping exists: from the first view until the file is closed and the last
+        view is gone."""
         return self._map_alive is not None and self._map_alive() is not None
 
     def close(self) -> None:
-        """No more reads and views. A read under way in another thread ends well; the handle is closed after it."""
+        """Allow no more reads and views. A read under way in another thread ends well; the handle
+        is closed after it."""
         with self._lock:
-            if self._closed:  # one releases, once
+            if self._closed:  # only the first call releases
                 return
             self._closed = True
-            # Never `mmap.close()`: it refuses while views exist, and torch.frombuffer makes tensors that it cannot see.
-            # The mapping goes with the last view, which may be now.
+            # Never `mmap.close()`: it refuses while views exist, and torch.frombuffer makes tensors
+            # that it cannot see. The mapping goes with the last view, which may be now.
             self._map = None
             idle = not self._users
         if idle:
@@ -227,7 +240,8 @@ class OpenFile:
 
     @contextmanager
     def _in_use(self) -> Iterator[None]:
-        """Keeps `close` from closing the handle under a read: its number could already be another file's."""
+        """Keep `close` from closing the handle during a read, because its number could then already
+        be another file's."""
         with self._lock:
             self._refuse_if_closed()
             self._users += 1
@@ -261,12 +275,12 @@ class OpenFile:
 
     def _mapping(self) -> mmap.mmap:
         with self._lock:
-            self._refuse_if_closed()  # a mapping made now would have nobody to drop it
+            self._refuse_if_closed()  # a mapping made after `close` would never be dropped
             if self._map is None:
                 with told_as_bad_file(self.path):
                     try:
                         self._map = mmap.mmap(self._file.fileno(), self._stamp.size, access=mmap.ACCESS_READ)
-                    except ValueError as error:  # what Python says of a file shorter than its mapping
+                    except ValueError as error:  # Python's, for a file shorter than its mapping
                         raise changed(self.path, f"has lost some of its {self._stamp.size} bytes") from error
                 self._map_alive = weakref.ref(self._map)
             return self._map

@@ -1,10 +1,10 @@
-"""A model's pager, with the backend that serves best on this machine.
+"""Opens a model's pager with the backend that serves best on this machine.
 
     with Checkpoint.open(paths) as source:
         pager = open_pager(source, layers, vram, budget=7 << 30, device="cuda:0")
 
-`auto` chooses by platform first: managed memory needs a system that pages it. Then by what would cost memory. Then by a
-quick measurement. The reason stands in the ledger, under "backend".
+`auto` chooses by platform first, because managed memory needs a system that pages it; then by what
+would cost memory; then by a quick measurement. The reason stands in the ledger, under "backend".
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from .rates import BusRates, measure_rates
 from .runs import runs_of
 
 BackendName = Literal["auto", "slots", "managed", "host"]
-# Managed memory must be this much faster: filling its pool is one more copy, and takes the model's size of RAM.
+# Managed memory must be this much faster, because filling its pool is one more copy and takes the
+# model's size of RAM.
 WORTH_IT = 1.05
 
 
@@ -56,10 +57,13 @@ def open_pager(
 ) -> Pager:
     """A pager for these layers of `source`, which stays open as long as the pager is used.
 
-    vram: what all models share on the device; budget: bytes of it for this one. ram: what may be pinned or registered; one
-    found by itself is not shared with other models. compute: seconds of each layer, where they are known, for the plan.
-    guard: refuse managed pools beyond the card's free memory. kept: what pagers of these layers before left registered, and this
-    one will.
+    vram     the budget that all models share on the device
+    budget   bytes of it for this model
+    ram      what may be pinned or registered; if None, a budget of its own, not shared
+    convert  the conversion of staged weights; if None, torch's
+    compute  seconds of each layer, if known, for the plan
+    guard    refuse managed pools beyond the card's free memory
+    kept     registered pages, left by earlier pagers of these layers and by this one
     """
     ledger = ledger or Ledger()
     where = torch.device(device)
@@ -95,26 +99,27 @@ def open_pager(
     return _paged(layers, budget, vram, made, ledger, rates)
 
 
-# One thread was measured reading; eight together were about four times as fast.
+# Speed-up by several readers: rates are measured with one, and eight were about four times as fast.
 READERS_HELP = 4
 
 
 def bounds(layers: Sequence[Layer], device: str | torch.device) -> tuple[int, int]:
-    """The least budget that these layers can pass through on the device, and the one in which all of them stay that every pass
-    needs. Upper bounds: what a room takes differs by backend, which is not chosen yet."""
+    """The least budget that these layers can pass through on the device, and the budget in which
+    all layers stay that every pass needs. Both are upper bounds, because a room's size depends on
+    the backend, which is not chosen yet."""
     rooms, staging = _rooms(layers, device)
     rare = rare_of(layers)
     return least_budget(rooms, rare) + staging, most_budget(rooms, rare) + staging
 
 
 def plan_of(layers: Sequence[Layer], device: str | torch.device, budget: int) -> Plan:
-    """What of these layers would stay in this budget, and what pass, before a backend is chosen. Raises OverBudget."""
+    """The plan for these layers in this budget, before a backend is chosen. Raises OverBudget."""
     rooms, staging = _rooms(layers, device)
     return make_plan(rooms, budget - staging, rare=rare_of(layers))
 
 
 def _rooms(layers: Sequence[Layer], device: str | torch.device) -> tuple[list[int], int]:
-    """What each layer takes of the device, and what is staged of one at a time."""
+    """Device bytes of each layer, and of the staging room."""
     where = torch.device(device)
     room = aligned if where.type == "cpu" else pages
     layers = suited(layers, where)
@@ -122,7 +127,8 @@ def _rooms(layers: Sequence[Layer], device: str | torch.device) -> tuple[list[in
 
 
 def suited(layers: Sequence[Layer], device: torch.device) -> Sequence[Layer]:
-    """As a device wants them: channels lie last for a card's kernels alone, on the CPU every weight is as in the file."""
+    """The layers as a device wants them: on the CPU every weight is as in the file, because only a
+    card's kernels want channels last."""
     return [layer.as_in_file() for layer in layers] if device.type == "cpu" else layers
 
 
@@ -139,7 +145,8 @@ def _paged(
 def why_not_managed(
     device: CudaDevice, layers: Sequence[Layer], ram: RamBudget, guard: bool, budget: int
 ) -> str | None:
-    """What speaks against managed memory before anything is measured. budget: bytes of the device for these layers."""
+    """The reason against managed memory before anything is measured, or None. budget: bytes of the
+    device for these layers."""
     gib = 2**30
     pool = sum(pages(layer.nbytes) for layer in layers) + PAGE
     if not device.is_managed_capable:
@@ -156,7 +163,7 @@ def why_not_managed(
 
 
 def choose_backend(asked: BackendName, against_managed: str | None, bus: BusRates) -> tuple[BackendName, str]:
-    """The backend of a GPU and why."""
+    """The backend for a GPU, and why."""
     if asked != "auto":
         return asked, "asked for"
     if against_managed is not None:

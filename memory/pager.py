@@ -1,16 +1,17 @@
-"""Layers of weights on a device, in time, within a budget.
+"""Brings layers of weights to a device in time, within a budget.
 
     pager = Pager(layers, budget, device_budget, ...)
     with pager.use(i) as weights:      # name -> tensor; waits on the device, not on the host
         ...
 
-The plan says which layers stay. The others pass through a ring of slots: using a layer asks for the next ones, as many
-as the ring holds, and each copy waits, on the device, for the use of what its slot held before. Layers are expected in
-order, over and over, but any order is right: what is not there is fetched, into the slot whose layer is needed latest.
-Rare layers are not expected, but in a pass that is known to need them (`needs_rare`).
+The plan says which layers stay. The others pass through a ring of slots: using a layer asks for the
+next ones, as many as the ring holds, and each copy waits, on the device, for the last use of what
+its slot held before. Layers are expected in order, over and over, but any order is right: a layer
+that is not there is fetched into the slot whose layer is needed latest. Rare layers are expected
+only in a pass that is known to need them (`needs_rare`).
 
-A weight that is in use stays until it is released. After an interrupt nobody may know any more what is in use:
-`abandon` says that nothing is.
+A weight in use stays until it is released. After an interrupt the caller may no longer know what is
+in use; `abandon` says that nothing is.
 """
 
 from __future__ import annotations
@@ -36,30 +37,31 @@ from .plan import Plan, Rates, aligned, make_plan
 
 
 class PagerError(RuntimeError):
-    """The pager was asked for what it cannot do."""
+    """The pager was asked for something that it cannot do."""
 
     __module__ = "fusestream"
 
 
 @dataclass(eq=False)
 class Place:
-    """Room for a layer: its own, or a slot of the ring."""
+    """Room for a layer: a resident's own, or a slot of the ring."""
 
     room: Any
     nbytes: int
     layer: int | None = None
     copy: Copy | None = None
     users: int = 0
-    released: tuple[Ticket, ...] = ()  # the ends of its last uses, which the next copy into this room waits for
+    # ends of its last uses, for which the next copy into this room waits
+    released: tuple[Ticket, ...] = ()
     begun: Ticket | None = None  # the use that is under way
 
     def is_released_at(self, point: Ticket) -> None:
-        """Of the points of one order only the last matters."""
+        """Add the end of a use. Of the points of one order only the last is kept."""
         self.released = (*(t for t in self.released if t.order != point.order), point)
 
 
 class Pager:
-    """One model's layers. Calls may come from any thread, one at a time takes its turn."""
+    """One model's layers. Calls may come from any thread; a lock makes them take turns."""
 
     def __init__(
         self,
@@ -70,11 +72,13 @@ class Pager:
         ledger: Ledger,
         rates: Rates | None = None,
     ) -> None:
-        """budget: bytes for these layers, taken from the device's, what the backend holds for itself included. Raises
-        OverBudget where they cannot pass through; the backend is then still the caller's to close."""
+        """budget: bytes for these layers, taken from the device's; it includes what the backend
+        holds for itself. Raises OverBudget if they cannot pass through; the caller must then close
+        the backend."""
         self.layers = tuple(layers)
         self.ledger = ledger
-        self.along: Callable[[int], Along | None] | None = None  # asked, for each copy, what else it is to bring
+        # asked, at each copy, what else to bring
+        self.along: Callable[[int], Along | None] | None = None
         self.needs_rare = False  # whether the pass under way needs layers that most do not
         self._rare = rare_of(self.layers)
         self._device = device
@@ -83,10 +87,11 @@ class Pager:
         self._lock = threading.RLock()
         self._closed = False
         self._position = 0  # the layer used last
-        self._moves = 0  # how often something went, came, or is to be made anew
-        self._stood = -1  # at which of them all layers were seen to stand
-        self._all_came = -1  # at which of them all layers were there to stay, or on their way: nothing is ahead
-        self._ran_apart: tuple[Ticket, ...] = ()  # ends of uses of all layers that nobody acquired them for
+        self._moves = 0  # counts layers that went, came or are to be made anew
+        self._stood = -1  # the count at which all layers were found to stand
+        # the count at which all layers were resident or on their way: nothing to look ahead for
+        self._all_came = -1
+        self._ran_apart: tuple[Ticket, ...] = ()  # ends of uses of all layers without `acquire`
         self._places: dict[int, Place] = {}  # of residents
         self._ring: list[Place] = []
         plan = self._plan_for(budget)
@@ -112,14 +117,15 @@ class Pager:
             self.release(i)
 
     def acquire(self, i: int) -> Weights:
-        """Layer i's weights. They stay until `release(i)`, called as often as this. Raises what reading them raised."""
+        """Layer i's weights. They stay until `release(i)`, which must be called as often as this.
+        Raises what reading them raised."""
         with self._lock:
             self._check_open()
             place = self._find(i)
             was_asked_for = place is not None
             place = place or self._fetch(i, needed=True)
             assert place is not None
-            place.users += 1  # nothing else gets this room
+            place.users += 1  # no other layer gets this room
             try:
                 self._look_ahead(i)  # before the wait: the copies never run out of work
                 begun = self._arrived(place, i, again=was_asked_for)
@@ -133,7 +139,8 @@ class Pager:
             return weights
 
     def release(self, i: int) -> None:
-        """What was asked of the device with layer i's weights is all there is: their room may be used again after it."""
+        """End a use: the caller has asked the device for everything that reads layer i's weights,
+        and their room may be used again after it."""
         with self._lock:
             place = self._find(i)
             if place is None or not place.users:
@@ -145,7 +152,8 @@ class Pager:
                 self._backend.used(place.copy, place.begun, point)
 
     def arrival(self, i: int) -> Copy:
-        """The copy that brought layer i, which is in use: another one whenever the layer came anew."""
+        """The copy that brought layer i, which must be in use: a new object whenever the layer came
+        anew."""
         with self._lock:
             place = self._find(i)
             if place is None or place.copy is None or not place.users:
@@ -153,13 +161,14 @@ class Pager:
             return place.copy
 
     def made(self, i: int) -> Any:
-        """What the user made of layer i as it is on the device now (`Copy.made`); None: nothing, or it is not there."""
+        """What the user made of layer i as it is on the device now (`Copy.made`); None: nothing, or
+        the layer is not there."""
         with self._lock:
             place = self._find(i)
             return None if place is None or place.copy is None else place.copy.made
 
     def forget_made(self, i: int) -> None:
-        """What the user made of layer i is to be made anew, of the same weights."""
+        """Drop what the user made of layer i, so that it is made anew of the same weights."""
         with self._lock:
             self._moves += 1
             place = self._find(i)
@@ -167,7 +176,8 @@ class Pager:
                 place.copy.made = None
 
     def renew(self, layers: Iterable[int]) -> None:
-        """What was made of these layers in place shall not be used any more: each comes anew at its next use."""
+        """Drop these layers, whose weights were changed in place: each comes anew at its next use.
+        They must not be in use."""
         with self._lock:
             found = [(i, self._find(i)) for i in layers]
             for i, place in found:
@@ -179,8 +189,9 @@ class Pager:
                     place.layer, place.copy = None, None
 
     def standing(self) -> int | None:
-        """A number that is another one whenever a layer moved, came anew or is to be made anew; None: not all layers are there to
-        stay, or one was not used since it came, so that compute has not waited for it."""
+        """A number that changes whenever a layer moved, came anew or is to be made anew. None: not
+        all layers are resident, or one was not used since it came, so that compute has not waited
+        for it."""
         with self._lock:
             if self._stood != self._moves:
                 if self._closed or self.plan.streamed or self._rare or not self.is_writable:
@@ -191,7 +202,8 @@ class Pager:
             return self._moves
 
     def weights(self, i: int) -> Weights:
-        """Layer i's, while all layers are `standing`: nobody waits for anything, and nothing is marked."""
+        """Layer i's weights while all layers are `standing`. Waits for nothing and marks
+        nothing."""
         with self._lock:
             place = self._find(i)
             if place is None or place.copy is None:
@@ -199,31 +211,34 @@ class Pager:
             return self._backend.weights(place.copy)
 
     def ran_apart(self) -> None:
-        """All layers, which are `standing`, were used up to here in compute's order without being acquired: a copy into any of
-        their rooms waits for it."""
+        """Mark a use of all layers, which are `standing`, up to here in compute's order and without
+        `acquire`. A copy into any of their rooms waits for it."""
         with self._lock:
             point = self._backend.mark()
             self._ran_apart = (*(t for t in self._ran_apart if t.order != point.order), point)
 
     @property
     def is_writable(self) -> bool:
-        """Whether a layer's weights may be written to while they are in use, until the layer comes anew."""
+        """Whether a layer's weights may be written to while they are in use, until the layer comes
+        anew."""
         return self._backend.is_writable
 
     def go_on(self, i: int) -> None:
-        """Layer i, a rare one, was used within the use of another, and the next may come before that one ends."""
+        """Look ahead from layer i, a rare one, because it was used within the use of another, and
+        the next may come before that use ends."""
         with self._lock:
             self._check_open()
             self._look_ahead(i)
 
     def prefetch(self, i: int) -> bool:
-        """Start bringing layer i, if there is room that nothing needed sooner has. Whether it is there or on its way."""
+        """Start bringing layer i, if there is a room whose content is not needed sooner. Whether
+        the layer is there or on its way."""
         with self._lock:
             self._check_open()
             return (self._find(i) or self._fetch(i, needed=False)) is not None
 
     def abandon(self) -> None:
-        """Nothing is in use any more, whatever was acquired: after an interrupt or an error in the caller's work."""
+        """End all uses, after an interrupt or an error in the caller's work."""
         with self._lock:
             for place in (*self._ring, *self._places.values()):
                 if place.users:
@@ -231,8 +246,8 @@ class Pager:
                     place.is_released_at(self._backend.mark())
 
     def check(self) -> None:
-        """The host waits for what is under way. Raises FileChanged where a file changed while its pages were read: before a
-        result leaves that was computed with them."""
+        """Make the host wait for what is under way, before a result leaves that was computed with
+        it. Raises FileChanged if a file changed while its pages were read."""
         with self._lock:
             self._check_open()
             self._backend.drain()
@@ -241,8 +256,9 @@ class Pager:
     # ------------------------------------------------------------------------------------------------------ memory
 
     def resize(self, budget: int, rates: Rates | None = None) -> None:
-        """Another budget, or a plan for rates that were measured meanwhile, between uses. What stays resident is kept; the
-        rest makes room first. Where the memory cannot be had the plan before is taken up again."""
+        """Plan anew between uses, for another budget or for rates measured meanwhile. Layers that
+        stay resident are kept; the others make room first. If the memory cannot be had the old plan
+        is taken up again."""
         with self._lock:
             self._check_open()
             self._rates = rates or self._rates
@@ -285,14 +301,14 @@ class Pager:
         return make_plan(sizes, budget - self._backend.overhead_bytes, self._rates, self._rare)
 
     def _settle(self, plan: Plan) -> None:
-        """Take the memory of a plan, after giving back what it no longer has."""
+        """Take the memory of a plan, after giving back what the plan no longer has."""
         self._moves += 1
         self._backend.drain()
         self._backend.check_arrived()
         leaving = [i for i in self._places if i not in plan.resident]
         self._drop(self._ring, [self._places.pop(i) for i in leaving])
         self._ring = []
-        self._backend.trim()  # or what is taken now comes on top of it
+        self._backend.trim()  # otherwise the new memory would come on top of it
         self.plan = plan
         self._backend.expect(plan)
         for i in sorted(plan.resident - self._places.keys()):
@@ -301,7 +317,8 @@ class Pager:
             self._ring.append(self._place(plan.slot_bytes))
 
     def _settle_back(self, plan: Plan) -> None:
-        """Another plan's memory could not be had: the one before, whose memory was just given back; or nothing."""
+        """Return to this plan, whose memory was just given back, because another plan's could not
+        be had. Closes the pager if that fails too."""
         try:
             self._settle(plan)
         except BaseException:
@@ -315,7 +332,8 @@ class Pager:
             self._device.give_back(nbytes)
             raise
         self.ledger.hold("VRAM", nbytes)
-        # The memory may have been another tensor's, whose last use is still to come in compute's order.
+        # The memory may have been another tensor's, whose last use is still to come in compute's
+        # order.
         return Place(room, nbytes, released=(self._backend.mark(),))
 
     def _drop(self, *groups: Sequence[Place]) -> None:
@@ -343,8 +361,11 @@ class Pager:
         return None
 
     def _arrived(self, place: Place, i: int, *, again: bool) -> Ticket:
-        """The point in compute from which layer i is in its room. again: what failed when it was fetched ahead is tried once
-        more, a disk or a network may be back."""
+        """Wait for layer i; return the point in compute from which it is in its room.
+
+        again: if the layer was fetched ahead and that failed, try once more, because a disk or
+        network may be back.
+        """
         while True:
             assert place.copy is not None
             try:
@@ -353,14 +374,15 @@ class Pager:
                 if place.copy.error is None:
                     raise  # an interrupt: the bytes are still on their way
                 self._moves += 1
-                place.layer, place.copy = None, None  # what is in the room is nothing
+                place.layer, place.copy = None, None  # the room holds nothing useful
                 if not again:
                     raise
             again = False
             self._ask(place, i)
 
     def _fetch(self, i: int, *, needed: bool) -> Place | None:
-        """Ask for layer i. needed: it is used now, so that any idle slot will do; else only what is needed later."""
+        """Ask for layer i. needed: it is used now, so any idle slot will do; else only a slot whose
+        layer is needed later."""
         place = self._places.get(i) or self._slot_for(i, needed=needed)
         if place is None:
             if needed:
@@ -373,8 +395,8 @@ class Pager:
         return place
 
     def _ask(self, place: Place, i: int) -> None:
-        # In this order: interrupted anywhere, the slot is empty or has what it says. Copies run in the order they were
-        # submitted, so one that nobody remembers does no harm.
+        # The order matters: interrupted anywhere, the slot is empty or holds what it says. A
+        # forgotten copy does no harm, because copies run in the order they were submitted.
         self._moves += 1
         place.layer, place.copy = None, None
         copy = Copy(self.layers[i], place.room, (*place.released, *self._ran_apart))
@@ -395,19 +417,21 @@ class Pager:
         return latest if needed or self._steps(here, latest.layer) > self._steps(here, i) else None
 
     def _steps(self, start: int, layer: int | None) -> int:
-        """How far on in the order a layer is from `start`, around the cycle; `start` itself is a whole cycle away, and what is not
-        expected farther."""
+        """Steps from `start` to a layer in the order, around the cycle: a whole cycle to `start`
+        itself, and one more to a layer that is not expected."""
         assert layer is not None
         if layer in self._rare and not self.needs_rare:
             return len(self.layers) + 1
         return (layer - start - 1) % len(self.layers) + 1
 
     def _look_ahead(self, i: int) -> None:
-        """Layer i is in use: bring the next ones, as far as idle slots go, and residents that were never there."""
+        """Layer i is in use: fetch the next ones, as far as idle slots go, and residents that have
+        not come yet."""
         self._position = i
         if self._all_came == self._moves:
             return
-        wanted = len(self._ring) + (i in self._places)  # a resident leaves all slots to those behind it
+        # if i is a resident, all slots are for the layers behind it
+        wanted = len(self._ring) + (i in self._places)
         for step in range(1, len(self.layers)):
             j = (i + step) % len(self.layers)
             if j in self._rare and not self.needs_rare:
@@ -432,9 +456,11 @@ _open: set[Pager] = set()
 
 @atexit.register
 def _close_all() -> None:
-    """Whoever opened them died, or forgot. Python ends without waiting for threads such as those that copy. One that comes back
-    from torch's code after that is unwound through it, which C++ answers by ending the process: "terminate called without an
-    active exception", in place of what went wrong."""
+    """Close pagers that were left open. Python ends without waiting for daemon threads such as
+    those that copy, and one that comes back from torch's code after that is unwound through it, for
+    which C++ ends the process ("terminate called without an active exception") and hides what went
+    wrong."""
     for pager in list(_open):
-        with contextlib.suppress(Exception):  # a device that has failed: the threads have ended all the same
+        # a device that has failed; the threads have ended all the same
+        with contextlib.suppress(Exception):
             pager.close()

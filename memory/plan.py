@@ -1,19 +1,21 @@
-"""Which layers stay on the GPU and which pass through it, within a budget. Pure arithmetic.
+"""Plans which layers stay on the GPU and which pass through it, within a budget. Pure arithmetic.
 
-Layers are used one after the other, over and over: a cyclic scan. Keeping what was used last is then the worst that can
-be done, because it is what is needed latest. Best is a fixed set of residents, and a ring of slots through which all
-others pass:
+Layers are used one after the other, over and over: a cyclic scan. Keeping the layer used last is
+then the worst choice, because it is needed latest. The best is a fixed set of residents, and a ring
+of slots through which all others pass:
 
     resident   has its own place, is copied once
-    streamed   is copied in every pass into the next slot of the ring, as soon as the layer that had the slot is done
+    streamed   is copied in every pass into the next slot of the ring, as soon as the layer that
+               had the slot is done
     rare       is needed by few passes, and then takes a slot as a streamed one does
 
-A byte resident is a byte less to copy in every pass, whichever layer it belongs to. So residents are as many bytes as
-fit, and they are spread over the order, so that the bus finds an even load. The ring has at least two slots, the layer in
-use and the next; more where the simulation says that it pays, for instance because layers differ in size.
+A resident byte is one byte less to copy in every pass, whichever layer it belongs to. So as many
+bytes as fit are resident. They are spread over the order, so that the bus has an even load. The
+ring has at least two slots, for the layer in use and the next; it has more where the simulation
+says that it pays, for instance because layers differ in size.
 
-`simulate` predicts what a plan will do at given rates: pass by pass, stall by stall. The pager's ledger is compared with
-it.
+`simulate` predicts what a plan will do at given rates, pass by pass and stall by stall. The pager's
+ledger is compared with it.
 """
 
 from __future__ import annotations
@@ -29,14 +31,16 @@ ALIGNMENT = 512  # of a layer's place, in bytes: what device allocators give
 
 
 class OverBudget(MemoryError):
-    """Not even the least window fits. The message says what is needed, what there is, and what to change."""
+    """Not even the smallest window fits. The message says what is needed, what there is, and what
+    to change."""
 
     __module__ = "fusestream"
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What the machine does, measured or guessed: bus in bytes per second, compute in seconds of each layer."""
+    """The machine's rates, measured or guessed: bus in bytes per second, compute in seconds of each
+    layer."""
 
     bus: float
     compute: tuple[float, ...]
@@ -44,7 +48,8 @@ class Rates:
 
 @dataclass(frozen=True)
 class Plan:
-    """sizes: bytes of each layer, in order of use. slot_bytes: room of one slot of the ring. rare: layers that few passes need."""
+    """sizes: bytes of each layer, in order of use. slot_bytes: room of one slot. rare: layers that
+    few passes need."""
 
     sizes: tuple[int, ...]
     resident: frozenset[int]
@@ -67,19 +72,22 @@ class Plan:
 
     @property
     def footprint(self) -> int:
-        """Device bytes at every instant: places and slots are taken once and kept."""
+        """Device bytes at every instant, because places and slots are taken once and kept."""
         return self.resident_bytes + self.window_bytes
 
     @property
     def bytes_per_pass(self) -> int:
-        """Over the bus, once the residents are there."""
+        """Bytes over the bus in a pass, once the residents are there."""
         return sum(self.sizes[i] for i in self.streamed)
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """first: seconds of the pass that starts with nothing on the GPU. steady: of every later pass. stalls: seconds that
-    each layer's compute waits for its bytes in a steady pass. bus_share: how much of a steady pass the bus is busy.
+    """
+    first      seconds of the pass that starts with nothing on the GPU
+    steady     seconds of every later pass
+    stalls     seconds that each layer's compute waits for its bytes in a steady pass
+    bus_share  share of a steady pass in which the bus is busy
     """
 
     first: float
@@ -89,22 +97,22 @@ class Prediction:
 
 
 def aligned(nbytes: int) -> int:
-    """Bytes a layer takes on the device."""
+    """Bytes that a layer takes on the device."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def make_plan(
     sizes: Sequence[int], budget: int, rates: Rates | None = None, rare: frozenset[int] = frozenset()
 ) -> Plan:
-    """The best plan for these layers in `budget` bytes: the fastest by simulation, or without rates the one that copies
-    least. rare: those of them that few passes need.
+    """The best plan for these layers in `budget` bytes: the fastest by simulation or, without
+    rates, the one that copies least. rare: layers that few passes need.
 
-    Raises OverBudget where two slots for the largest layer that takes any do not fit beside what must then be resident.
+    Raises OverBudget if two slots do not fit beside the layers that must then be resident.
     """
     return _made(tuple(sizes), budget, rates, rare)
 
 
-@lru_cache(maxsize=16)  # a model is asked for its plan at each prompt
+@lru_cache(maxsize=16)  # a model asks for its plan at each prompt
 def _made(sizes: tuple[int, ...], budget: int, rates: Rates | None, rare: frozenset[int]) -> Plan:
     often = [i for i in range(len(sizes)) if i not in rare]
     rooms = [aligned(sizes[i]) for i in often]
@@ -112,7 +120,7 @@ def _made(sizes: tuple[int, ...], budget: int, rates: Rates | None, rare: frozen
     if not narrow and sum(rooms) <= budget:
         return Plan(sizes, frozenset(often), 0, 0, rare)
     found = []
-    for slot in _slots(rooms, narrow):  # larger layers than a slot are resident
+    for slot in _slots(rooms, narrow):  # layers larger than a slot are resident
         for slots in range(LEAST_SLOTS, MOST_SLOTS + 1):
             left = budget - slots * slot - sum(room for room in rooms if room > slot)
             if left < 0:
@@ -127,22 +135,25 @@ def _made(sizes: tuple[int, ...], budget: int, rates: Rates | None, rare: frozen
 
 
 def _slots(rooms: Sequence[int], narrow: int) -> list[int]:
-    """What a slot may hold: the layers with these rooms, or the smaller ones of them. narrow: a room that it has to hold."""
+    """Sizes to try for a slot: one for each of these rooms, and at least `narrow`, the largest rare
+    layer's room."""
     return sorted({narrow, *(room for room in rooms if room > narrow)} - {0})
 
 
 def _cost(plan: Plan, rates: Rates | None) -> tuple[float, ...]:
-    """What is compared: steady time where rates are known, then bytes copied, then memory taken by the ring."""
+    """Sort key of a plan: steady time if rates are known, then bytes copied, then the ring's
+    memory."""
     steady = simulate(plan, rates).steady if rates is not None else 0.0
     return float(f"{steady:.6g}"), plan.bytes_per_pass, plan.slots, plan.slot_bytes
 
 
 def spread(rooms: Sequence[int], fixed: set[int], left: int) -> set[int]:
-    """Layers to keep beside the fixed ones: as many bytes as fit into `left`, evenly over the order."""
+    """Layers to keep in addition to the fixed ones: as many bytes as fit into `left`, evenly over
+    the order."""
     rest = [i for i in range(len(rooms)) if i not in fixed]
 
     def share(part: float) -> list[int]:
-        """This part of the bytes, a layer at a time whenever enough has come together."""
+        """Keep this part of the bytes: a layer whenever enough has added up."""
         kept, owed = [], 0.0
         for i in rest:
             owed += part * rooms[i]
@@ -155,10 +166,10 @@ def spread(rooms: Sequence[int], fixed: set[int], left: int) -> set[int]:
         return sum(rooms[i] for i in share(part))
 
     most = _bisect(lambda part: total(part) > left, 0.0, 1.0)
-    # Many shares may keep as much; the least of them is the one that is even around the cycle.
+    # Many shares keep as much; the least of them is even around the cycle.
     least = most - _bisect(lambda less: total(most - less) < total(most), 0.0, most)
     chosen = set(share(least if total(least) == total(most) else most))
-    # What the even share leaves over: one more wherever the run of streamed layers is longest.
+    # What the even share leaves over goes to layers where the run of streamed ones is longest.
     left -= sum(rooms[i] for i in chosen)
     while True:
         fitting = [i for i in rest if i not in chosen and rooms[i] <= left]
@@ -170,7 +181,7 @@ def spread(rooms: Sequence[int], fixed: set[int], left: int) -> set[int]:
 
 
 def _bisect(too_far: Callable[[float], bool], low: float, high: float) -> float:
-    """The largest number between these that is not too far."""
+    """The largest number between `low` and `high` that is not too far."""
     if not too_far(high):
         return high
     for _ in range(50):
@@ -185,7 +196,7 @@ def _distance(i: int, others: Iterable[int], count: int) -> int:
 
 
 def least_budget(sizes: Sequence[int], rare: frozenset[int] = frozenset()) -> int:
-    """The smallest budget that a plan can be made for."""
+    """The smallest budget for which a plan can be made."""
     rooms = [aligned(size) for i, size in enumerate(sizes) if i not in rare]
     narrow = max((aligned(sizes[i]) for i in rare), default=0)
     passing = [LEAST_SLOTS * slot + sum(room for room in rooms if room > slot) for slot in _slots(rooms, narrow)]
@@ -193,7 +204,7 @@ def least_budget(sizes: Sequence[int], rare: frozenset[int] = frozenset()) -> in
 
 
 def most_budget(sizes: Sequence[int], rare: frozenset[int] = frozenset()) -> int:
-    """The smallest one in which nothing passes through but what few passes need."""
+    """The smallest budget in which only rare layers pass through."""
     return sum(aligned(size) for i, size in enumerate(sizes) if i not in rare) + LEAST_SLOTS * max(
         (aligned(sizes[i]) for i in rare), default=0
     )
@@ -208,10 +219,11 @@ def _need(least: int, budget: int) -> str:
 
 
 def simulate(plan: Plan, rates: Rates, passes: int = 4) -> Prediction:
-    """What a plan does at these rates.
+    """Predict what a plan does at these rates.
 
-    The bus copies one layer at a time, in order of use. A copy into a slot starts when the slot's last layer is done; a
-    layer computes when the one before is done and its own bytes are there. What few passes need, these do without.
+    The bus copies one layer at a time, in order of use. A copy into a slot starts when the slot's
+    last layer is done. A layer computes when the one before is done and its own bytes are there.
+    The simulated passes do without rare layers.
     """
     count = len(plan.sizes)
     if len(rates.compute) != count:

@@ -1,4 +1,5 @@
-"""How fast this machine moves weights: measured once per device and process, in about a tenth of a second."""
+"""Speed at which this machine moves weights: measured once per device and process, in about a tenth
+of a second."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ PROBE_BYTES = 32 << 20
 
 @dataclass(frozen=True)
 class BusRates:
-    """Bytes per second, 0 where it cannot be done or was not tried. read: of the file, from page cache or disk."""
+    """Bytes per second; 0 if not possible or not tried. read: from the file, by page cache or
+    disk."""
 
     pinned: float = 0.0
     registered: float = 0.0
@@ -33,7 +35,8 @@ _known: dict[tuple[int, bool], BusRates] = {}
 
 
 def measure_rates(device: CudaDevice, runs: Sequence[Run], managed: bool) -> BusRates:
-    """As measured with the first bytes of these runs, or with those of a model before. managed: also that."""
+    """Rates measured with the first bytes of the longest of these runs, or earlier with another
+    model's. managed: measure managed memory too."""
     key = device.index, managed
     if key not in _known:
         found = _measure(device, runs, managed, PROBE_BYTES)
@@ -45,7 +48,8 @@ def measure_rates(device: CudaDevice, runs: Sequence[Run], managed: bool) -> Bus
 
 @contextlib.contextmanager
 def unremembered() -> Iterator[None]:
-    """What is measured meanwhile is measured anew, and forgotten after: a try with another file says nothing of a model's."""
+    """Measure anew within the block, and forget it after, because a try with another file says
+    nothing about a model's."""
     before = dict(_known)
     _known.clear()
     try:
@@ -56,7 +60,7 @@ def unremembered() -> Iterator[None]:
 
 
 def _measure(device: CudaDevice, runs: Sequence[Run], managed: bool, nbytes: int) -> BusRates:
-    """Pages that cannot be registered are not an error here."""
+    """Measure. Pages that cannot be registered are no error here: their rate is 0."""
     run = max(runs, key=lambda run: run.nbytes, default=None)
     if run is None:
         return BusRates()

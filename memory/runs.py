@@ -1,4 +1,5 @@
-"""A layer's bytes as they lie in its files: the fewest pieces that are in a row both there and on the device."""
+"""A layer's bytes in its files: the fewest pieces that are contiguous both there and on the
+device."""
 
 from __future__ import annotations
 
@@ -12,14 +13,16 @@ from .file import Extent
 from .layer import Layer, Weight
 from .open_file import OpenFile
 
-# Two stretches of a file with less than this between them are mapped as one: a mapping costs more than some pages.
+# Two stretches of a file with at most this between them are mapped as one, because a mapping costs
+# more than some pages.
 MERGED_GAP = 1 << 20
 
 
 @dataclass(frozen=True)
 class Run:
-    """Bytes `[begin, begin + nbytes)` of a file. They go to byte `at` of the layer's room as they are; or, with a weight,
-    to the conversion that writes that weight there, of another type or in another order."""
+    """Bytes `[begin, begin + nbytes)` of a file. Without a weight they go to byte `at` of the
+    layer's room as they are. With one they go to the conversion that writes it there, in another
+    type or order."""
 
     file: OpenFile
     begin: int
@@ -29,7 +32,7 @@ class Run:
 
 
 def runs_of(layer: Layer, home: Callable[[Extent], OpenFile]) -> tuple[Run, ...]:
-    """Neighbours that go as they are come as one. `home` tells an extent's file."""
+    """The layer's runs; unstaged neighbours are merged. `home` tells an extent's file."""
     runs: list[Run] = []
     for weight, at in zip(layer.weights, layer.offsets, strict=True):
         file, extent = home(weight.extent), weight.extent
@@ -81,6 +84,6 @@ def spans_of(runs: Sequence[Run]) -> tuple[Span, ...]:
 
 
 def address_of(mapped: mmap.mmap) -> int:
-    """Where a mapping begins. It is the caller who keeps it alive."""
+    """Address of a mapping. The caller keeps the mapping alive."""
     address: int = numpy.frombuffer(mapped, numpy.uint8).ctypes.data
     return address

@@ -1,16 +1,17 @@
-"""What goes along with layers: small tensors that the host holds, on the device when their layer is.
+"""Small tensors, held by the host, that must be on the device when their layer is.
 
-Copied one by one out of ordinary RAM they would cost more than the layer: the bus takes copies in turns, so each waits for
-the whole layer that is just being copied, and compute waits for each. So a layer's tensors lie one behind the other in
-pinned RAM, and the copy that brings the layer brings them too, behind it in the same order.
+Copied one by one out of ordinary RAM they would cost more than the layer: the bus takes copies in
+turns, so each waits for the whole layer that is just being copied, and compute waits for each. So a
+layer's tensors lie one behind the other in pinned RAM, and the copy that brings the layer brings
+them too, behind it in the same order.
 
     parcels.pack(i, tensors)        once
     parcels.along(i)                for the pager, when it asks for layer i's copy
-    parcels.take(i)                 the tensors on the device; compute waits for them, the host does not
+    parcels.take(i)                 the tensors on the device; compute waits, the host does not
     parcels.done(i)                 compute has been asked for everything that reads them
 
-What no copy has brought, because its layer stayed while its tensors changed, or all rooms were taken, comes in an order of
-its own when it is taken, or a little before (`ask`).
+A parcel that no copy has brought, because its layer stayed while its tensors changed or because all
+rooms were taken, is copied on a stream of its own when it is taken, or a little before (`ask`).
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ from .host.ram import RamBudget
 from .ledger import Ledger
 from .plan import OverBudget
 
-ALIGNMENT = 256  # of a tensor in its parcel: what matrix products like best
+ALIGNMENT = 256  # of a tensor in its parcel, because matrix products like it
 LEAST_ROOMS = 4  # a window of three layers, and the one in use
-ROOMS_BYTES = 64 << 20  # more rooms than that where they are small: a model that is all resident comes at once
+# more than LEAST_ROOMS rooms are made up to these bytes, because a fully resident model comes at
+# once
+ROOMS_BYTES = 64 << 20
 POOL = "pinned RAM"
 
 
@@ -46,9 +49,9 @@ class Parcel:
         return self.views(torch.frombuffer(self.pinned.view, dtype=torch.uint8))
 
     def views(self, room: torch.Tensor) -> list[torch.Tensor]:
-        """The tensors in a room, uint8 [at least as many bytes]."""
+        """The tensors in a room, uint8 [as many bytes or more]."""
         out = []
-        # A view of another type made in inference mode would be an inference tensor for as long as it is kept.
+        # Made in inference mode, a view of another type would stay an inference tensor.
         with torch.inference_mode(False):
             for at, (dtype, shape) in zip(self.offsets, self.kinds, strict=True):
                 out.append(room[at : at + shape.numel() * dtype.itemsize].view(dtype).view(shape))
@@ -62,9 +65,9 @@ class Room:
     memory: torch.Tensor
     free: Event  # reached when compute no longer reads what is in it
     layer: int | None = None
-    along: Along | None = None  # which brings the parcel, until it is taken
+    along: Along | None = None  # the side copy that brings the parcel, until it is taken
     there: Event | None = None  # reached when the parcel is in it
-    waits: bool = False  # to be taken
+    waits: bool = False  # whether the parcel is still to be taken
     in_use: bool = False
     views: dict[int, list[torch.Tensor]] = field(default_factory=dict)
 
@@ -78,15 +81,15 @@ class Room:
 
 
 class Parcels:
-    """Of one model's layers on one device. Calls come from one thread at a time."""
+    """Side copies for one model's layers on one device. Calls come from one thread at a time."""
 
     def __init__(self, device: Device, ram: RamBudget, ledger: Ledger) -> None:
-        """device: with an order of copies that nobody else uses."""
+        """device: its order of copies is used by nothing else."""
         self._device = device
         self._ram = ram
         self._ledger = ledger
         self._parcels: dict[int, Parcel] = {}
-        self._rooms: list[Room] = []  # the one claimed last is the last
+        self._rooms: list[Room] = []  # in the order of their claims, the latest last
 
     def __contains__(self, i: int) -> bool:
         return i in self._parcels
@@ -97,7 +100,8 @@ class Parcels:
         return sum(room.memory.nbytes for room in self._rooms)
 
     def pack(self, i: int, tensors: Sequence[torch.Tensor]) -> bool:
-        """Gather layer i's tensors. False where no more RAM can be pinned, and nothing is packed."""
+        """Pack layer i's tensors into pinned RAM. False, and nothing is packed, if no more RAM can
+        be pinned."""
         assert i not in self._parcels, "packed twice"
         offsets, nbytes = [], 0
         for tensor in tensors:
@@ -130,7 +134,8 @@ class Parcels:
         return pinned
 
     def along(self, i: int) -> Along | None:
-        """What the copy of layer i that is made next has to bring; None: nothing, or it is there already."""
+        """The side copy that layer i's next copy has to make; None: nothing, or the parcel is there
+        already."""
         if i not in self._parcels:
             return None
         found = self._find(i)
@@ -146,12 +151,14 @@ class Parcels:
         return room.along
 
     def ask(self, i: int) -> None:
-        """Layer i's tensors are needed next: if nothing brings them yet, they come now."""
+        """Start to copy layer i's tensors, which are needed next, unless a copy brings them
+        already."""
         if self._find(i) is None:
             self._fetch(i, needed=False)
 
     def take(self, i: int) -> list[torch.Tensor]:
-        """Layer i's tensors on the device, until `done`; where the device has no memory for them, in pinned RAM."""
+        """Layer i's tensors on the device, until `done`; in pinned RAM if the device has no memory
+        for them."""
         room = self._find(i)
         along = None if room is None else room.along
         if room is not None and along is not None:
@@ -171,14 +178,14 @@ class Parcels:
         return room.views[i]
 
     def done(self, i: int) -> None:
-        """Compute has been asked for everything that reads layer i's tensors."""
+        """Mark that compute has been asked for everything that reads layer i's tensors."""
         room = self._find(i)
         if room is not None and room.in_use:
             room.in_use = False
             room.free = self._device.compute_event()
 
     def drop(self, layers: Iterable[int]) -> None:
-        """These layers have other tensors from now on, or none. The host waits for the device."""
+        """Drop the tensors of these layers. The host waits for the device."""
         leaving = [i for i in layers if i in self._parcels]
         if not leaving:
             return
@@ -219,8 +226,8 @@ class Parcels:
         return room
 
     def _claim(self, i: int, *, needed: bool) -> Room | None:
-        """An empty room that is large enough for layer i's parcel, or None. needed: at the cost of one that waits to be
-        taken."""
+        """An empty room large enough for layer i's parcel, or None. needed: a parcel that waits to
+        be taken may lose its room."""
         nbytes = self._parcels[i].pinned.nbytes
         idle = [room for room in self._rooms if not room.in_use and (not room.waits or room.is_lost)]
         if idle:
@@ -242,12 +249,14 @@ class Parcels:
                 room.memory = self._device.room(nbytes)
             except OverBudget:
                 return None
-            # The memory may have been another tensor's, whose last use is still to come in compute's order.
+            # The memory may have been another tensor's, whose last use is still to come in
+            # compute's order.
             room.free = self._device.compute_event()
         return room
 
     def _arrived(self, room: Room) -> None:
-        """Nobody takes what is on its way into this room; who writes to it next comes behind it, by way of compute."""
+        """Order the next write to this room behind the parcel that is on its way into it and will
+        not be taken. Compute waits for it."""
         if room.along is not None:
             room.along.done.wait()
             room.there = room.along.there
@@ -257,6 +266,6 @@ class Parcels:
 
 
 def open_parcels(device: torch.device, ram: RamBudget, ledger: Ledger) -> Parcels:
-    """For layers on this NVIDIA GPU."""
+    """Side copies for layers on this NVIDIA GPU."""
     index = device.index if device.index is not None else torch.cuda.current_device()
     return Parcels(CudaDevice(index), ram, ledger)

@@ -1,8 +1,9 @@
-"""JSON from a stranger: one object, read in bounded time and memory, or a `ValueError` that says what is wrong with it.
+"""JSON from a stranger: one object, read in bounded time and memory, or a `ValueError` that says
+what is wrong.
 
-Python's reader alone is too trusting for that: it keeps the last of two equal names, takes NaN and half a surrogate pair,
-makes a list of 64 bytes out of every `[]`, and recurses as deep as the process happens to allow (a custom node may have
-raised that limit far beyond the stack).
+Python's reader alone is too trusting: it keeps the last of two equal names, takes NaN and half a
+surrogate pair, makes a list of 64 bytes out of every `[]`, and recurses as deep as the process
+happens to allow (a custom node may have raised that limit far beyond the stack).
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from typing import Any
 
 # A weight header is three levels deep.
 MAX_DEPTH = 16
-# Quotes, or brackets and commas: what costs memory beyond the text itself. A tensor needs a dozen of
-# either, and Wan 14B has 1100 tensors.
+# Most quotes, and most brackets and commas: they cost memory beyond the text itself. A tensor needs
+# a dozen of either, and Wan 14B has 1100 tensors.
 MAX_PARTS = 1_000_000
-# 2**64 has 20 digits. Longer numbers are no sizes, and turning them into integers takes quadratic time.
+# 2**64 has 20 digits. Longer numbers are no sizes, and turning them into integers takes quadratic
+# time.
 MAX_DIGITS = 20
 
 _STRING = re.compile(rb'"[^"]*"')
@@ -36,7 +38,8 @@ def parse(raw: bytes) -> dict[str, Any]:
 
 
 def is_text(value: object) -> bool:
-    r"""A string that can be written and shown. JSON's escapes can spell half a character, such as "\ud800"."""
+    r"""Whether `value` is a string that can be written and shown. JSON's escapes can spell half a
+    character, such as "\ud800"."""
     if not isinstance(value, str):
         return False
     try:
@@ -48,7 +51,8 @@ def is_text(value: object) -> bool:
 
 def _bound(raw: bytes) -> None:
     """Refuse what is too big or too deep, before anything is built of it."""
-    # Without escaped backslashes and quotes every remaining quote opens or closes a string: then only structure is left.
+    # Without escaped backslashes and quotes every remaining quote opens or closes a string, so that
+    # only structure is left.
     plain = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
     if plain.count(b'"') > MAX_PARTS:
         raise ValueError(f"more than {MAX_PARTS // 2} texts")
@@ -56,7 +60,7 @@ def _bound(raw: bytes) -> None:
     brackets = bare.translate(None, _NO_BRACKET)
     if len(brackets) + bare.count(b",") > MAX_PARTS:
         raise ValueError(f"more than {MAX_PARTS} values")
-    for _ in range(MAX_DEPTH):  # each turn takes the innermost brackets away
+    for _ in range(MAX_DEPTH):  # each turn removes the innermost brackets
         brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
     if brackets:
         raise ValueError(f"brackets that do not pair up, or are nested more than {MAX_DEPTH} deep")
@@ -74,7 +78,8 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _integer(digits: str) -> float | int:
-    # As other readers do, "-0" and what no 64 bits hold become floats, which nobody mistakes for a count.
+    # As in other readers, "-0" and numbers that no 64 bits hold become floats, which are not
+    # mistaken for a count.
     if digits == "-0" or len(digits) > MAX_DIGITS:
         return _number(digits)
     return int(digits)

@@ -1,4 +1,5 @@
-"""Device time in the ledger: pairs of events become stretches of time, once they are reached and never waited for."""
+"""Device time in the ledger: pairs of events become stretches of time once they are reached; they
+are not waited for."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from dataclasses import dataclass
 from .device import Device, Event
 from .ledger import Kind, Ledger, now
 
-# An event's time is told as milliseconds since another one, in 32 bits: the other one must not be hours ago.
+# An event's time is told in 32 bits as milliseconds since an anchor, so the anchor must not be
+# hours old.
 ANCHOR_SECONDS = 5.0
 
 
@@ -27,12 +29,13 @@ class Pending:
 
     @property
     def over(self) -> bool:
-        """A layer may be acquired in one stream and released in another: the end alone does not tell."""
+        """Whether all its events are reached. The end alone does not tell, because a layer may be
+        acquired in one stream and released in another."""
         return self.end.query() and self.start.query() and (self.there is None or self.there.query())
 
 
 class Timeline:
-    """One device's clock, as the host's."""
+    """One device's clock, translated to the host's."""
 
     def __init__(self, device: Device, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -47,17 +50,18 @@ class Timeline:
             self._pending.append(Pending(kind, layer, start, end, nbytes=nbytes, route=route))
 
     def add_use(self, layer: str, asked: Event, there: Event | None, over: Event) -> None:
-        """Compute came to `asked`, waited for `there` if that was later, and used the layer until `over`."""
+        """Add a use: compute came to `asked`, waited for `there` if that was later, and used the
+        layer until `over`."""
         with self._lock:
             self._pending.append(Pending("use", layer, asked, over, there=there))
 
     def harvest(self, most: int = 40) -> None:
-        """Hand what is over to the ledger, in the order it was added; look at so many at most."""
+        """Hand finished stretches to the ledger. Looks at `most` at most."""
         with self._lock:
             for _ in range(min(most, len(self._pending))):
                 one = self._pending[0]
                 if not one.over:
-                    self._pending.rotate(-1)  # of another order, perhaps: the next one may be over
+                    self._pending.rotate(-1)  # perhaps of another order: the next one may be over
                     continue
                 self._pending.popleft()
                 begun, over = self._time(one.start), self._time(one.end)
@@ -72,5 +76,5 @@ class Timeline:
         return self._anchor_time + self._anchor.elapsed_time(event) * 1e-3
 
     def finish(self) -> None:
-        """Everything; the device is done with it."""
+        """Hand everything to the ledger; the device is done with it."""
         self.harvest(len(self._pending))

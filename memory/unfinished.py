@@ -1,7 +1,9 @@
-"""A weight file that is written piece by piece, each where it belongs: the tensors' bytes are never together in RAM.
+"""A weight file written piece by piece, each at its place: the tensors' bytes are never together in
+RAM.
 
-Whoever knows a format says which bytes come first and where each tensor goes. The file has its name only when it is whole: until
-then it has another one beside it, and what goes wrong takes that away.
+The caller, who knows the format, says which bytes come first and where each tensor goes. The file
+gets its name only when it is whole. Until then it has another name beside it, and is deleted if
+anything goes wrong.
 """
 
 from __future__ import annotations
@@ -62,7 +64,8 @@ class UnfinishedFile:
         return self
 
     def append(self, name: str, piece: torch.Tensor) -> None:
-        """The next piece of the tensor of this name: the bytes of a tensor on the CPU, of any type. The first comes first."""
+        """Write the next piece of the tensor of this name: a tensor on the CPU, of any type, as its
+        bytes. Pieces come in order."""
         array: Any = piece.detach().contiguous().flatten().view(torch.uint8).numpy()
         begin, end = self._places[name]
         at = self._at.get(name, begin)
@@ -93,7 +96,7 @@ class UnfinishedFile:
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
-        """The system's errors in this block become `NotWritten`."""
+        """Turn the system's errors in this block into `NotWritten`."""
         try:
             yield
         except OSError as error:
@@ -102,6 +105,6 @@ class UnfinishedFile:
             ) from error
 
     def _give_up(self) -> None:
-        with contextlib.suppress(OSError):  # what is still buffered has no room either
+        with contextlib.suppress(OSError):  # buffered bytes have no room either
             self._file.close()
         self._unfinished.unlink(missing_ok=True)

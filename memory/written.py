@@ -4,8 +4,9 @@
         writer.write("name", tensor)
         ...
 
-The header comes first, so names, types and shapes must be known before. Tensors lie as the safetensors library lays them: by
-type, then by name, back to back. `unfinished.py` says what becomes of a file that is not finished.
+The header comes first, so names, types and shapes must be known before. Tensors lie as in the
+safetensors library: by type, then by name, back to back. `unfinished.py` says what becomes of a
+file that is not finished.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from .unfinished import UNFINISHED, NotWritten, UnfinishedFile
 __all__ = ["NAMES", "UNFINISHED", "NotWritten", "WeightWriter"]
 
 NAMES: Mapping[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
-# The library's order of types, the first at the beginning of the file: wider ones first, so that every tensor is aligned.
+# The library's order of types in the file: wider ones first, so that every tensor is aligned.
 ORDER = ("I64", "F64", "F32", "I32", "BF16", "F16", "I16", "F8_E4M3", "F8_E5M2", "I8", "U8", "BOOL")
 ALIGNMENT = 8  # of the first tensor's bytes
 
 
 class WeightWriter(UnfinishedFile):
-    """Of one file."""
+    """Writer of one file. tensors: dtype and shape by name."""
 
     def __init__(
         self,
@@ -57,7 +58,7 @@ class WeightWriter(UnfinishedFile):
         super().__init__(path, head, places, len(head) + at)
 
     def write(self, name: str, tensor: torch.Tensor) -> None:
-        """The tensor of this name, on the CPU, of the type and shape that were said."""
+        """Write the tensor of this name, on the CPU, of the declared type and shape."""
         dtype, shape = self._tensors[name]
         if tensor.dtype != dtype or tuple(tensor.shape) != tuple(shape):
             raise ValueError(f"{name} is {tensor.dtype} {list(tensor.shape)}, and was to be {dtype} {list(shape)}")

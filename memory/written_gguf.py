@@ -1,10 +1,12 @@
-"""A GGUF file, version 3, written piece by piece. `formats/gguf.py` has the format, and reads what is written here.
+"""A GGUF file, version 3, written piece by piece. `formats/gguf.py` has the format, and reads the
+result.
 
-    with GgufWriter(path, {"name": ("Q8_0", (2, 32)), ...}, {"general.architecture": "wan"}) as writer:
-        writer.append("name", bytes of some rows)
+    with GgufWriter(path, {"name": ("Q8_0", (2, 32)), ...}, {"general.architecture": "wan"}) as w:
+        w.append("name", bytes of some rows)
         ...
 
-Other readers know four dimensions at most: a tensor of more is written in four, with the shape that it had in the metadata.
+Other readers know four dimensions at most. A tensor of more is written in four, with its original
+shape in the metadata.
 """
 
 from __future__ import annotations
@@ -23,12 +25,13 @@ Entry = bool | int | float | str | bytes | Sequence[int] | Sequence[float] | Seq
 
 VERSION = 3
 MOST_DIMENSIONS = 4
-# Kinds of values by their numbers in the file: what a value by itself is written as, and the elements of a list.
+# Kinds of values by their numbers in the file, for single values and for the elements of a list.
 U8, U32, I32, F32 = 0, 4, 5, 6
 
 
 class GgufWriter(UnfinishedFile):
-    """Of one file. tensors: encoding and shape, as torch has it, by name. Whole numbers are written as u32, in lists as i32."""
+    """Writer of one file. tensors: encoding and shape, as torch has it, by name. Whole numbers are
+    written as u32, in lists as i32."""
 
     def __init__(
         self,
@@ -42,7 +45,8 @@ class GgufWriter(UnfinishedFile):
 def laid_out(
     path: str | os.PathLike[str], tensors: Mapping[str, tuple[str, tuple[int, ...]]], values: Mapping[str, Entry]
 ) -> tuple[bytes, dict[str, tuple[int, int]], int]:
-    """What comes before the tensors in such a file, [begin, end) of each in it, and its bytes in all."""
+    """The bytes before the tensors of such a file, [begin, end) of each tensor in it, and its bytes
+    in all."""
     entries = {ALIGNMENT: DEFAULT_ALIGNMENT, **values}
     described, relative, at = [], {}, 0
     for name, (encoding, shape) in tensors.items():
@@ -64,7 +68,7 @@ def laid_out(
 
 
 def _folded(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """In so many dimensions as others read: the last ones in one."""
+    """The shape in at most MOST_DIMENSIONS dimensions: the last ones are merged."""
     kept = MOST_DIMENSIONS - 1
     return shape if len(shape) <= MOST_DIMENSIONS else (*shape[:kept], math.prod(shape[kept:]))
 
@@ -79,7 +83,7 @@ def _text(text: str) -> bytes:
 
 
 def _value(value: Entry) -> bytes:
-    """Its kind, and itself."""
+    """The value's kind, and the value."""
     if isinstance(value, str):
         return struct.pack("<I", TEXT) + _text(value)
     if isinstance(value, bool | int | float):

@@ -1,1 +1,2 @@
-"""Who brings a layer's bytes to the card: into slots, into managed memory, or from the host (`host/`)."""
+"""Backends that bring a layer's bytes to the card: into slots, into managed memory, or from the
+host (`host/`)."""

@@ -1,11 +1,11 @@
-"""What the pager asks of a device, and the device that is plain memory.
+"""The interface between the pager and a device, and the backend whose device is plain memory.
 
-Two things happen at a time: compute, in the order of the caller, and copies, in the order they were submitted. Neither
-waits for the host. What one must wait for in the other is a ticket:
+Two things happen at a time: compute, in the order of the caller, and copies, in the order they were
+submitted. Neither waits for the host. A ticket is a point that one must wait for in the other:
 
-    submit(copy)   the copies' order: starts when the tickets in `copy.after` are reached
+    submit(copy)   copies' order: starts when the tickets in `copy.after` are reached
     mark()         compute's order: reached when all compute asked for so far is done
-    wait(ticket)   compute waits for it; what went wrong in a copy is raised here
+    wait(copy)     makes compute wait for a copy; raises what went wrong in it
 """
 
 from __future__ import annotations
@@ -26,41 +26,47 @@ from ..plan import Plan, aligned
 
 
 class Ticket(Protocol):
-    """A point in compute's order. Of two with the same `order` the later one is reached later."""
+    """A point in compute's order. Of two tickets with the same `order` the later one is reached
+    later."""
 
     @property
     def order(self) -> int: ...
 
 
-# Stored weight, weight of another type or with its channels last, how the first is stored. Both on the device, on the copies'
-# order. What is packed is handed in as uint8 [bytes].
+# A conversion takes the stored weight, the weight to write (of another type, or channels last), and
+# the stored weight's encoding. Both tensors are on the device; the work is in the copies' order. A
+# packed weight is handed in as uint8 [bytes].
 Convert = Callable[[torch.Tensor, torch.Tensor, Encoding], None]
 
 
 def cast(stored: torch.Tensor, out: torch.Tensor, encoding: Encoding) -> None:
-    """The conversion where none is handed in: torch's own."""
+    """Torch's own conversion, the default."""
     if encoding.is_packed:
         raise ValueError(f"torch does not dequantise {encoding.name}: hand in a conversion that does")
     out.copy_(stored)
 
 
 class Source(Protocol):
-    """Where bytes come from."""
+    """A reader of extents."""
 
     def read_into(self, extent: Extent, buffer: memoryview) -> None:
-        """All bytes of an extent into a buffer of exactly that size, or an exception that names the file."""
+        """Fill a buffer of exactly the extent's size. Raises an exception that names the file."""
 
 
 class Weights(dict[str, torch.Tensor]):
-    """A layer's weights by name: views of the room that it is in, the same ones whenever it comes there. kept: what the user makes
-    of the views, once."""
+    """A layer's weights by name: views of its room. The same object is returned whenever the layer
+    comes to that room.
+
+    kept: what the user made of the views; made once.
+    """
 
     kept: Any = None
 
 
 @dataclass(eq=False)
 class Along:
-    """Pinned bytes that a copy brings too, behind its layer's, once the points in compute's order are reached."""
+    """Pinned bytes that a copy brings behind its layer's, once the points `after` in compute's
+    order are reached."""
 
     target: int
     source: int
@@ -68,71 +74,77 @@ class Along:
     after: tuple[Any, ...] = ()
     done: threading.Event = field(
         default_factory=threading.Event
-    )  # for the host: asked of the device, or not and never
-    there: Any = None  # on the device, that the bytes are there; None where the copy failed
+    )  # for the host: set once the device was asked for the bytes, or never will be
+    there: Any = None  # on the device: reached when the bytes are there; None if the copy failed
 
 
 @dataclass(eq=False)
 class Copy:
-    """A layer's bytes on their way into a room. done: for the host, that everything was asked of the device or failed."""
+    """A layer's bytes on their way into a room. done: for the host, set once the device was asked
+    for everything, or the copy failed."""
 
     layer: Layer | None
     room: Any
     after: tuple[Any, ...] = ()
     done: threading.Event = field(default_factory=threading.Event)
-    reached: Any = None  # on the device, that the bytes are there
+    reached: Any = None  # on the device: reached when the bytes are there
     error: BaseException | None = None
-    weights: Weights | None = None  # once somebody asked
+    weights: Weights | None = None  # made on first request
     along: Along | None = None
-    made: Any = None  # what the user made of these weights and would make again of the next copy; goes with them
+    # what the user made of these weights; dropped with this copy, and made again of the next
+    made: Any = None
 
 
 class Backend(Protocol):
     """One device's memory and its two orders."""
 
-    overhead_bytes: int  # that the backend holds for itself
-    is_writable: bool  # whether a room is its layer's alone, so that what is written there stays until the next copy
+    overhead_bytes: int  # device bytes that the backend holds for itself
+    # whether a room belongs to one layer alone, so that what is written there stays until the next
+    # copy
+    is_writable: bool
 
     def room_bytes(self, nbytes: int) -> int:
-        """What a room of that size takes of the device."""
+        """Device bytes that a room for `nbytes` takes."""
 
     def expect(self, plan: Plan) -> None:
-        """What will be copied, how often."""
+        """Announce which layers will be copied, and how often."""
 
     def take(self, nbytes: int) -> Any:
-        """Room on the device for layers of that size."""
+        """Take a room on the device for layers of that size."""
 
     def give_back(self, room: Any) -> None:
-        """Nothing is under way in this room, nobody uses it."""
+        """Give a room back. No copy into it is under way, and it is not in use."""
 
     def trim(self) -> None:
-        """What was given back goes back to the system."""
+        """Return given-back memory to the system."""
 
     def submit(self, copy: Copy) -> None: ...
 
     def weights(self, copy: Copy) -> Weights:
-        """A copied layer's."""
+        """The weights of a copied layer."""
 
     def mark(self) -> Ticket: ...
 
     def wait(self, copy: Copy) -> Ticket:
-        """Compute waits for it; the point from which it has the bytes. What went wrong in a copy is raised here."""
+        """Make compute wait for a copy; return the point from which compute has the bytes. Raises
+        what went wrong in the copy."""
 
     def used(self, copy: Copy, begun: Any, over: Any) -> None:
-        """For the ledger: compute had these weights from one point to the other."""
+        """Tell the ledger that compute used these weights between two points."""
 
     def check_arrived(self) -> None:
-        """Raises FileChanged where a file changed while the device read it; of copies that are over."""
+        """Raise FileChanged if a file changed while the device read it, for copies that are
+        over."""
 
     def drain(self) -> None:
-        """The host waits until nothing is under way."""
+        """Make the host wait until nothing is under way."""
 
     def close(self) -> None:
-        """Whatever is under way ends, nothing more is taken. May be called twice."""
+        """End whatever is under way, and take nothing more. May be called twice."""
 
 
 class Reached(threading.Event):
-    """A point in the host's own order: reached when it was asked for."""
+    """A point in the host's own order: reached as soon as it is asked for."""
 
     order = 0
 
@@ -143,7 +155,8 @@ class Reached(threading.Event):
 
 
 class HostBackend:
-    """The device is plain memory, compute is whatever the caller does, and a thread makes the copies."""
+    """The device is plain memory, compute is whatever the caller does, and a thread makes the
+    copies."""
 
     is_writable = True
 
@@ -196,7 +209,7 @@ class HostBackend:
         self._ledger.add("use", copy.layer.name, begun.time, over.time)
 
     def check_arrived(self) -> None:
-        """Every byte was checked as it was read."""
+        """Does nothing, because every byte was checked as it was read."""
 
     def drain(self) -> None:
         last = Copy(None, None)

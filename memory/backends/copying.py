@@ -1,12 +1,14 @@
-"""What the backends for a GPU have in common: a thread that asks for the copies, events both ways, device times.
+"""Common part of the backends for a GPU: a thread that asks for the copies, events both ways,
+device times.
 
-The caller's thread never waits for the device. It waits for the copying thread to have asked for a copy, which in steady
-state it did a layer ago, and gives the device an event to wait for.
+The caller's thread never waits for the device. It waits until the copying thread has asked for a
+copy, which in steady state happened a layer ago, and gives the device an event to wait for.
 
-A file may change while the device reads its pages. So a copy is checked twice: before it is asked for, and once it is over.
-What changed in between is an error of the next call, at the latest of `check_arrived`, and the weights are no longer there.
-The copying thread does that too, and the account of device times, when it has asked for a copy and the next one has time: to
-ask a file system may take longer than the rest of a layer.
+A file may change while the device reads its pages. So a copy is checked twice: before it is asked
+for, and once it is over. A change in between is raised by the next call, at the latest by
+`check_arrived`, and the weights are then lost. The copying thread does the second check and the
+account of device times after it has asked for a copy, because asking a file system may take longer
+than the rest of a layer.
 """
 
 from __future__ import annotations
@@ -26,12 +28,13 @@ from ..plan import Plan
 from ..timeline import Timeline
 from .backend import Convert, Copy, cast
 
-USES_A_LOOK = 32  # where nothing is copied, the account is kept every so many uses
+USES_A_LOOK = 32  # the account is brought up to date after so many uses without a copy
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A point in a device's compute; and the one in its copies that compute then waits for."""
+    """A point in a device's compute. there: the point in its copies that compute then waits for, if
+    any."""
 
     event: Event
     order: int
@@ -39,7 +42,8 @@ class Mark:
 
 
 class CopyingBackend:
-    """Copies are asked for by a thread, in the order they were submitted. Subclasses say how one is made."""
+    """A thread asks for copies in the order they were submitted. Subclasses say how a copy is
+    made."""
 
     granularity = 512
     overhead_bytes = 0
@@ -52,10 +56,12 @@ class CopyingBackend:
         self._timeline = Timeline(device, ledger)
         self._unchecked: deque[tuple[Copy, Sequence[OpenFile]]] = deque()
         self._checking = threading.Lock()
-        self._found: BaseException | None = None  # by the copying thread, of a copy that was over
+        # found by the copying thread in a copy that was over
+        self._found: BaseException | None = None
         self._uses = 0  # since a copy was asked for
         self._copies: queue.SimpleQueue[Copy | None] = queue.SimpleQueue()
-        self._known: deque[Copy | None] = deque()  # taken out of the queue, and asked for
+        # taken out of the queue and announced; not yet made
+        self._known: deque[Copy | None] = deque()
         self._closing = threading.Event()
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="fusestream-copies", daemon=True)
@@ -100,10 +106,11 @@ class CopyingBackend:
             raise found
 
     def _check_over(self) -> None:
-        """Note what a file has become while the device read it: of copies that are over."""
+        """Note which files changed while the device read them, for copies that are over."""
         with self._checking:
             while self._unchecked and self._unchecked[0][0].reached.query():
-                copy, files = self._unchecked[0]  # taken out afterwards: an interrupt is no check
+                # taken out afterwards, so that an interrupt does not count as a check
+                copy, files = self._unchecked[0]
                 try:
                     for file in files:
                         file.check()
@@ -137,26 +144,26 @@ class CopyingBackend:
     def trim(self) -> None: ...
 
     def _free(self) -> None:
-        """Nothing is under way; give back what the backend holds for itself."""
+        """Give back what the backend holds for itself. Nothing is under way."""
 
     def _announce(self, copy: Copy) -> None:
-        """This copy will be made, after those that were announced before."""
+        """Prepare for a copy that will be made after those announced before."""
 
     def _bring(self, copy: Copy) -> Sequence[OpenFile]:
-        """Ask for a copy; the files whose pages the device reads by itself meanwhile."""
+        """Ask for a copy; return the files whose pages the device reads by itself meanwhile."""
         raise NotImplementedError
 
     def _forget(self, copy: Copy) -> None:
-        """A copy that was submitted is not made."""
+        """Drop a submitted copy that will not be made."""
 
     def _order_after(self, after: Sequence[Mark]) -> None:
-        """The copies' order, or this thread, waits for these points in compute."""
+        """Make the copies' order, or this thread, wait for these points in compute."""
         for ticket in after:
             self._device.copies_wait(ticket.event)
 
     def _work(self) -> None:
         self._device.enter_thread()
-        with torch.inference_mode():  # rooms are ordinary tensors, and so may be written to here
+        with torch.inference_mode():  # rooms are ordinary tensors, which may be written to here
             while True:
                 if not self._known:
                     self._learn(self._copies.get())
@@ -181,7 +188,8 @@ class CopyingBackend:
         self._timeline.harvest()
 
     def _learn(self, copy: Copy | None) -> None:
-        # Here and not in `submit`: an interrupt, which only the main thread gets, can then not fall between the two.
+        # Here and not in `submit`: an interrupt, which only the main thread gets, cannot then fall
+        # between the two.
         if copy is not None and copy.layer is not None:
             try:
                 self._announce(copy)
@@ -190,12 +198,12 @@ class CopyingBackend:
         self._known.append(copy)
 
     def _learn_more(self) -> None:
-        """What was submitted meanwhile. Called between the parts of a copy too."""
-        while not self._copies.empty():  # nobody else takes from it
+        """Announce copies that were submitted meanwhile. Called between the parts of a copy too."""
+        while not self._copies.empty():  # only this thread takes from it
             self._learn(self._copies.get())
 
     def _make(self, copy: Copy) -> None:
-        # Whatever happens then: who gets this room next is in the copies' order behind its last use.
+        # First, even if the copy is not made: the room's next copy must come behind its last use.
         self._order_after(copy.after)
         if copy.layer is None:
             return

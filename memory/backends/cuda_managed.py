@@ -17,13 +17,14 @@ from ..driver_calls import (
 
 
 class NoManagedMemory(RuntimeError):
-    """The system cannot page managed memory. The message says what to use."""
+    """Managed memory cannot be paged on this system. The message says what to use instead."""
 
     __module__ = "fusestream"
 
 
 class Holder:
-    """What torch asks for where a tensor's memory lies, and keeps alive as long as a tensor over it lives."""
+    """The object that torch asks where a tensor's memory lies, and keeps alive as long as a tensor
+    over it."""
 
     def __init__(self, address: int, nbytes: int) -> None:
         self.__cuda_array_interface__ = {
@@ -51,7 +52,7 @@ class CudaManagedMemory:
         return address
 
     def free(self, address: int) -> None:
-        """Now, or when the last tensor over it is gone."""
+        """Free now, or when the last tensor over the memory is gone."""
         holder = self._holder() if self._holder is not None else None
         if holder is None:
             self._calls.free(address)
@@ -69,7 +70,7 @@ class CudaManagedMemory:
         self._calls.prefetch(address, nbytes, self._device.index, self._device.stream.cuda_stream)
 
     def evict(self, address: int, nbytes: int) -> None:
-        # Two copies become one, the one at the preferred location: the device's is dropped.
+        # The copy at the preferred location stays; the device's is dropped.
         self._calls.advise(address, nbytes, UNSET_READ_MOSTLY, self._device.index)
         self._calls.advise(address, nbytes, SET_READ_MOSTLY, self._device.index)
 

@@ -1,17 +1,19 @@
-"""Managed memory: layers have one address for ever, and pages come to the device and leave it.
+"""Managed memory: a layer keeps one address for ever, and its pages come to the device and leave
+it.
 
-One pool holds a model's layers, each from a whole 2 MiB page on. Its home is RAM, where every layer is filled in at its first
-use: converted there, once, if it is stored in another type or is to lie in another order. Bringing a layer is a prefetch on
-the copy stream, and as the pages are advised as mostly read, that makes a second copy beside the one in RAM. Evicting drops
-that copy: nothing is copied back. Explicit like this no kernel ever meets a page that is not there, and a pool may be larger
-than the card.
+One pool holds a model's layers; each begins at a whole 2 MiB page. The pool's home is RAM, where a
+layer is filled in at its first use, and converted there, once, if the device wants another type or
+order. To bring a layer is a prefetch on the copy stream. Because the pages are advised as mostly
+read, the prefetch makes a second copy beside the one in RAM, and evicting drops that copy: nothing
+is copied back. Because both are explicit, no kernel meets a page that is not there, and a pool may
+be larger than the card.
 
-A place of the pager is here a claim on so many bytes of the device, whichever addresses they are at. The pages of a claim's
-last layer leave before the next one's come; leaving is not in any stream's order, so the copying thread waits until the last
-use is over.
+A place of the pager is here a claim on so many bytes of the device, at any address. The pages of a
+claim's last layer leave before the next layer's come. Leaving is in no stream's order, so the
+copying thread waits until the last use is over.
 
-On a card that others share, more managed memory than the card has free can hang the GPU. The guard refuses such pools; it is
-on in every test and benchmark.
+On a card that others share, more managed memory than the card has free can hang the GPU. The guard
+refuses such pools; it is on in every test and benchmark.
 """
 
 from __future__ import annotations
@@ -51,26 +53,26 @@ class ManagedMemory(Protocol):
     """A device's managed memory. Addresses and sizes are whole pages."""
 
     def allocate(self, nbytes: int) -> int:
-        """Memory that is at home in RAM and may be copied to the device."""
+        """Allocate memory whose home is RAM and which may be copied to the device."""
 
     def free(self, address: int) -> None: ...
 
     def free_bytes(self) -> int:
-        """Of the device."""
+        """Free bytes of the device."""
 
     def filled(self, address: int, nbytes: int) -> None:
-        """From now on these pages are read, not written."""
+        """Advise that these pages are read from now on, not written."""
 
     def bring(self, address: int, nbytes: int) -> None:
-        """To the device, in the copies' order."""
+        """Bring pages to the device, in the copies' order."""
 
     def evict(self, address: int, nbytes: int) -> None:
-        """Drop what the device has of it, now."""
+        """Drop the device's copy of these pages now."""
 
     def on_host(self, address: int, nbytes: int) -> memoryview: ...
 
     def on_device(self, address: int, nbytes: int) -> torch.Tensor:
-        """As a tensor of the device, uint8 [nbytes]; the memory must outlive it."""
+        """The memory as a tensor of the device, uint8 [nbytes]. It must outlive the tensor."""
 
 
 class Source(Protocol):
@@ -79,19 +81,19 @@ class Source(Protocol):
 
 @dataclass(eq=False)
 class Claim:
-    """A right to so many bytes of the device, and the layer that has them."""
+    """A right to so many bytes of the device, and the layer that uses it."""
 
     nbytes: int
     layer: int | None = None
 
 
 def pages(nbytes: int) -> int:
-    """Bytes of the whole pages that hold so many."""
+    """Bytes of the whole pages that `nbytes` fill."""
     return -(-nbytes // PAGE) * PAGE
 
 
 class ManagedBackend(CopyingBackend):
-    """A layer's address is its own."""
+    """Backend in which every layer has its own address for ever."""
 
     is_writable = False  # what is written to a layer would stay in it for ever
 
@@ -163,7 +165,8 @@ class ManagedBackend(CopyingBackend):
         assert copy.layer is not None
         number, claim = self._number[id(copy.layer)], copy.room
         before = self._claims.get(number)
-        if before is not None and before is not claim:  # a copy that nobody remembers: it has the pages, not the right
+        # left by a copy that the pager forgot: it has the pages, but not the right to them
+        if before is not None and before is not claim:
             self._evict(before)
         if claim.layer != number:
             self._evict(claim)

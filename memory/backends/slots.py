@@ -1,7 +1,9 @@
-"""Device buffers through which layers pass: for every system and card, and the fastest where pages can be registered.
+"""Device buffers through which layers pass. Works on every system and card, and is the fastest
+where pages can be registered.
 
-A copy is a handful of driver calls on the copy stream. Weights that are stored in another type, or lie in another order on
-the device, go to a staging room first, from which the conversion writes them to their place, in the same order.
+A copy is a handful of driver calls on the copy stream. Weights that are stored in another type, or
+lie in another order on the device, go to a staging room first, from which the conversion writes
+them to their place on the same stream.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ STEP = 2 << 20
 
 
 class SlotsBackend(CopyingBackend):
-    """Rooms are torch tensors; a layer's address is its slot's."""
+    """Rooms are torch tensors; a layer's address is that of its room."""
 
     def __init__(
         self, device: Device, layers: Sequence[Layer], host: Host, ledger: Ledger, convert: Convert | None = None
@@ -40,14 +42,14 @@ class SlotsBackend(CopyingBackend):
         self._layers = layers  # kept: their ids are the keys
         self.overhead_bytes = self.room_bytes(staging_bytes(layers))
         self._staging = device.room(self.overhead_bytes)
-        # By layer and room. Layers and rooms are few, and come together again and again; a view takes the host some
+        # By layer and room address. Kept because the pairs recur, a view costs the host some
         # microseconds, and a block has dozens of weights.
         self._views: dict[tuple[int, int], Weights] = {}
         self._thread.start()
 
     @staticmethod
     def room_bytes(nbytes: int) -> int:
-        """What a room of that size takes of the device."""
+        """Device bytes that torch's allocator takes for a room of that size."""
         return aligned(nbytes) if nbytes < LARGE else -(-nbytes // STEP) * STEP
 
     def expect(self, plan: Plan) -> None:
@@ -66,7 +68,7 @@ class SlotsBackend(CopyingBackend):
         return copy.weights
 
     def give_back(self, room: object) -> None:
-        """The views go too: each would keep the room's memory."""
+        """Drop the room's views, because each would keep its memory."""
         assert isinstance(room, torch.Tensor)
         at = room.data_ptr()
         self._views = {key: views for key, views in self._views.items() if key[1] != at}
@@ -97,7 +99,8 @@ class SlotsBackend(CopyingBackend):
                 self._device.copy_all(copy.room.data_ptr(), places.pieces)
         if places is None:
             for part in self._host.take(number):
-                start = start or self._device.copy_event()  # now the bytes are there: not before, the bus was not busy
+                # now the bytes are there; before, the bus was not busy
+                start = start or self._device.copy_event()
                 self._send(copy, part)
                 route, sent = part.route, sent + part.nbytes
                 self._learn_more()

@@ -1,4 +1,4 @@
-"""The formats that weight files are in: whose header a file has, its first bytes tell, and not its name."""
+"""The formats of weight files. A file's first bytes tell its format; its name does not."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from . import gguf, safetensors
 
 
 def read_header(path: str | os.PathLike[str]) -> WeightFile:
-    """Read and check the header of the weight file at `path`; raise `BadFile` if anything in it is wrong."""
+    """Read and check the header of the weight file at `path`; raise `BadFile` if anything in it is
+    wrong."""
     path = Path(path)
     with open_regular(path) as file:
         return header_of(path, file)
 
 
 def header_of(path: Path, file: BinaryIO) -> WeightFile:
-    """The checked header of an open file that stands at its beginning."""
+    """The checked header of an open file whose position is its beginning."""
     with told_as_bad_file(path):
         size = os.fstat(file.fileno()).st_size
         beginning = file.read(8)

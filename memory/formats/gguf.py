@@ -1,18 +1,18 @@
 """The header of a GGUF file, versions 2 and 3.
 
-The format, all little-endian: a text is its length as u64 and so many bytes of UTF-8.
+The format is little-endian. A text is its length as u64 and so many bytes of UTF-8.
 
     "GGUF", u32 version, u64 tensors, u64 entries
-    entries   metadata: text name, u32 kind, the value; of a list u32 kind and u64 count, then the elements
+    entries   metadata: text name, u32 kind, the value; for a list u32 kind, u64 count, the elements
     tensors   text name, u32 dimensions, u64 each, u32 type, u64 offset
-    data      from the next multiple of the alignment on, in which every tensor begins at a multiple of it too
+    data      begins at the next multiple of the alignment, and so does every tensor in it
 
-ggml names the fastest dimension first; an extent's shape has it last, as torch does. Its blocks of quantised numbers run
-along that dimension.
+ggml names the fastest dimension first; an extent's shape has it last, as torch does. ggml's blocks
+of quantised numbers run along that dimension.
 
-Stricter than llama.cpp: a text that is no UTF-8, lists of more than a million texts, more than 64 MiB are refused. Laxer:
-tensors may have more than four dimensions, as those of video models do, and names of any length. What comes behind the last
-tensor is nobody's.
+Stricter than llama.cpp: refused are texts that are not UTF-8, more than a million texts in lists,
+and headers of more than 64 MiB. Laxer: tensors may have more than four dimensions, as those of
+video models do, and names of any length up to 64 KiB. Bytes behind the last tensor are ignored.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ from .gguf_values import FIXED, MAX_HEADER_BYTES, Cursor, Listed, Value
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-# Wan 14B has 1100 tensors and 30 entries. Each takes a turn of Python's loop.
+# Wan 14B has 1100 tensors and 30 entries. Each costs a turn of Python's loop.
 MAX_TENSORS = MAX_ENTRIES = 1 << 16
 MAX_DIMENSIONS = 8
 ALIGNMENT, DEFAULT_ALIGNMENT = "general.alignment", 32
-# Which shape a tensor had before it was written in another one, for want of dimensions or of whole blocks in a row. The name
-# of the tensor comes behind it. Converters of diffusion models write it.
+# Prefix of the entry that holds a tensor's original shape; the tensor's name follows. Converters of
+# diffusion models write it for a tensor that they reshaped for want of dimensions or of whole
+# blocks in a row.
 ORIGINAL_SHAPE = "comfy.gguf.orig_shape."
-LEAST_ENTRY, LEAST_TENSOR = 13, 24  # bytes that one takes
+LEAST_ENTRY, LEAST_TENSOR = 13, 24  # the fewest bytes that one takes
 INTEGERS = {kind for kind, number in FIXED.items() if number.format[-1:] in "BbHhIiQq"}
 
 
@@ -96,7 +97,7 @@ _Described = tuple[tuple[int, ...], Encoding, int]  # shape, encoding, offset
 
 
 def _described(cursor: Cursor, count: int) -> dict[str, _Described]:
-    """The tensors by name, as the header describes them: each by itself is possible."""
+    """The tensors by name, as the header describes them. Each is checked by itself only."""
     found: dict[str, _Described] = {}
     for i in range(count):
         name = cursor.name(f"tensor {i}")
@@ -113,7 +114,7 @@ def _described(cursor: Cursor, count: int) -> dict[str, _Described]:
 
 
 def _count(shape: tuple[int, ...]) -> int | None:
-    """Of elements; None: more than torch can count, at any step."""
+    """Number of elements; None if, at any step, torch could not count them."""
     elements = 1
     for size in shape:
         elements *= size
@@ -192,7 +193,8 @@ def _original_shape(cursor: Cursor, name: str, shape: tuple[int, ...], values: M
 
 
 def _check_cover(cursor: Cursor, extents: list[Extent], data_begin: int, alignment: int) -> None:
-    """The tensors must lie one behind the other, with no more between them than the alignment asks for."""
+    """The tensors must lie one behind the other, with no more between them than the alignment asks
+    for."""
     at, before = data_begin, "the header"
     for extent in extents:
         if extent.begin != _aligned(at, alignment):

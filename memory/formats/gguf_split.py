@@ -1,6 +1,8 @@
-"""A GGUF model in several files: each a GGUF file of its own, with some of the tensors, and a name that tells which one it is.
+"""A GGUF model in several files. Each is a GGUF file with some of the tensors, and its name says
+which part it is.
 
-model-00001-of-00003.gguf    split.no 0, split.count 3, split.tensors.count of all together, and all other metadata
+model-00001-of-00003.gguf    split.no 0, split.count 3, split.tensors.count of all parts together,
+                             and all other metadata
 model-00002-of-00003.gguf    split.no 1, ...
 """
 
@@ -15,12 +17,12 @@ from ..file import BadFile, WeightFile
 
 NUMBER, COUNT, TENSORS = "split.no", "split.count", "split.tensors.count"
 NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>(?i:\.gguf))", re.DOTALL)
-MOST = 1000  # parts: that of a model of 2 TB would still be of 2 GB each
+MOST = 1000  # parts: with these a model of 2 TB still has 2 GB in each
 
 
 @dataclass(frozen=True)
 class Part:
-    """Which part of a model a file is. number: from 0 on."""
+    """The place of a file among the parts of a model. number: from 0 on."""
 
     number: int
     count: int
@@ -28,7 +30,8 @@ class Part:
 
 
 def part_of(header: WeightFile) -> Part | None:
-    """None: a file that is a model by itself. Raises `BadFile` where it says impossible things of that."""
+    """The file's part; None if it is a model by itself. Raises `BadFile` if it says impossible
+    things of that."""
     if COUNT not in header.values:
         return None
     number, count, tensors = (header.values.get(name) for name in (NUMBER, COUNT, TENSORS))
@@ -43,7 +46,8 @@ def part_of(header: WeightFile) -> Part | None:
 
 
 def parts(header: WeightFile) -> tuple[Path, ...]:
-    """All files of the model that this one is a part of, in order; of a model in one file that file alone."""
+    """All files of the model that this file is a part of, in order; only this file if it is the
+    whole model."""
     part, path = part_of(header), header.path
     if part is None:
         return (path,)
@@ -65,8 +69,8 @@ def parts(header: WeightFile) -> tuple[Path, ...]:
 
 
 def named_alike(path: Path) -> tuple[Path, ...]:
-    """The files that by its name are of one model with this one, in order, whether they are there or not; of any other name it
-    alone."""
+    """All files of one model by this file's name, in order, whether they exist or not; only this
+    file if its name has no part number."""
     found = NAME.fullmatch(path.name)
     count = 0 if found is None else int(found["count"])
     if found is None or not 1 <= count <= MOST:
@@ -75,7 +79,7 @@ def named_alike(path: Path) -> tuple[Path, ...]:
 
 
 def check_together(headers: Sequence[WeightFile]) -> None:
-    """Raise `BadFile` unless these files, in this order, are all of one model."""
+    """Raise `BadFile` unless these files, in this order, are all parts of one model."""
     first = part_of(headers[0])
     for i, header in enumerate(headers):
         part = part_of(header)

@@ -1,6 +1,7 @@
-"""Numbers, texts and lists as a GGUF file writes them, taken one after the other from a file nobody trusts.
+"""Numbers, texts and lists of a GGUF file, taken one after the other from an untrusted file.
 
-A `Cursor` reads as much of the file as it is asked for, and no length or count is believed before that many bytes are there.
+A `Cursor` reads only as much of the file as it is asked for. It believes no length or count before
+that many bytes are there.
 """
 
 from __future__ import annotations
@@ -13,15 +14,17 @@ from typing import Any, BinaryIO
 
 from ..file import BadFile, brief, told_as_bad_file
 
-# The longest of real headers are the vocabularies of language models: 250 000 tokens with scores and merges, 16 MB.
+# The longest real headers hold vocabularies of language models: 250 000 tokens with scores and
+# merges, 16 MB.
 MAX_HEADER_BYTES = 64 << 20
-# Texts in lists: each takes a turn of Python's loop. A vocabulary and its merges are 600 000.
+# Texts in all lists together; each costs a turn of Python's loop. A vocabulary and its merges are
+# 600 000.
 MAX_TEXTS = 1 << 20
 MAX_NAME_BYTES = (1 << 16) - 1
 FIRST_READ = 64 << 10
 
 TEXT, LIST, BOOL = 8, 9, 7
-# The kinds of values that have a fixed size, by their numbers in the file.
+# Kinds of values of a fixed size, by their numbers in the file.
 FIXED = {
     0: struct.Struct("<B"), 1: struct.Struct("<b"), 2: struct.Struct("<H"), 3: struct.Struct("<h"), 4: struct.Struct("<I"),
     5: struct.Struct("<i"), 6: struct.Struct("<f"), BOOL: struct.Struct("<?"), 10: struct.Struct("<Q"), 11: struct.Struct("<q"),
@@ -32,7 +35,8 @@ _U32, _U64 = FIXED[4], FIXED[10]
 
 @dataclass(frozen=True)
 class Listed:
-    """A list in a header: as it lies there until somebody wants it, since a vocabulary is long and rarely asked for.
+    """A list in a header, kept as bytes until it is read, because a vocabulary is long and rarely
+    asked for.
 
     kind   of its elements, by the number in the file
     where  for messages: the file and the name of the value
@@ -48,14 +52,14 @@ class Listed:
 
     @cached_property
     def numbers(self) -> tuple[Any, ...]:
-        """Of a list of numbers or truths."""
+        """The elements of a list of numbers or truths."""
         if self.kind not in FIXED:
             raise BadFile(f"{self.where} is a list of texts, where numbers should be. The file is damaged.")
         return tuple(value for (value,) in FIXED[self.kind].iter_unpack(self.raw))
 
     @cached_property
     def texts(self) -> tuple[str, ...]:
-        """Of a list of texts."""
+        """The elements of a list of texts."""
         if self.kind != TEXT:
             raise BadFile(f"{self.where} is a list of numbers, where texts should be. The file is damaged.")
         found, at = [], 0
@@ -75,7 +79,7 @@ Value = bool | int | float | str | Listed
 
 
 class Cursor:
-    """A place in the header of an open file, from `beginning`, which was read, on."""
+    """A position in the header of an open file, of which `beginning` was read already."""
 
     def __init__(self, path: Path, file: BinaryIO, size: int, beginning: bytes) -> None:
         self.at = 0
@@ -84,7 +88,7 @@ class Cursor:
         self._texts_left = MAX_TEXTS
 
     def number(self, kind: struct.Struct) -> Any:
-        """The next one of a fixed size."""
+        """The next number, of a fixed size."""
         (value,) = kind.unpack_from(self._raw, self._passed(kind.size))
         return value
 
@@ -101,14 +105,14 @@ class Cursor:
         return bytes(self._raw[begin : self.at])
 
     def name(self, what: str) -> str:
-        """A text that names something, which is short."""
+        """The next text, as a name: at most `MAX_NAME_BYTES` long."""
         length = self.u64()
         if length > MAX_NAME_BYTES:
             raise self.bad(f"{what} has a name of {length} bytes")
         return self._decoded(self.take(length), f"the name of {what}")
 
     def value(self, name: str) -> Value:
-        """What stands behind the name of a metadata entry: its kind, and itself."""
+        """The value behind the name of a metadata entry: its kind, then the value."""
         kind = self.u32()
         if kind == TEXT:
             return self._decoded(self.take(self.u64()), f"the metadata entry {brief(name)}")
@@ -164,7 +168,7 @@ class Cursor:
             raise self.bad(f"{what} is no UTF-8 text") from error
 
     def _passed(self, count: int) -> int:
-        """Where the next `count` bytes begin, which are read by now; the place is behind them."""
+        """Move past the next `count` bytes, reading them if need be; return where they begin."""
         begin = self.at
         self._have(begin + count)
         self.at = begin + count
@@ -180,7 +184,7 @@ class Cursor:
             )
         if end > MAX_HEADER_BYTES:
             raise self.bad(f"its header has {end} bytes at least, more than any model's")
-        # Twice as much each time, so that what is copied by growing stays in proportion.
+        # At least doubled each time, so that growing copies in proportion to the header.
         upto = min(max(end, 2 * len(self._raw), FIRST_READ), self._size, MAX_HEADER_BYTES)
         with told_as_bad_file(self.path):
             self._raw += self._file.read(upto - len(self._raw))

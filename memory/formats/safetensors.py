@@ -1,13 +1,16 @@
 """The header of a safetensors file.
 
-The format: 8 bytes little-endian header length, that many bytes of JSON, then the tensors' bytes back to back.
+The format: 8 bytes little-endian header length, that many bytes of JSON, then the tensors' bytes
+back to back.
 
-    {"name": {"dtype": "F16", "shape": [2, 3], "data_offsets": [begin, end]}, ..., "__metadata__": {"key": "text"}}
+    {"name": {"dtype": "F16", "shape": [2, 3], "data_offsets": [begin, end]}, ...,
+     "__metadata__": {"key": "text"}}
 
 Offsets count from the end of the header.
 
-Stricter than the safetensors library: a name twice, an entry or dtype in another spelling than the format's, a size beyond
-63 bits, more than 32 MiB or 16 levels of JSON are refused. Fields the format does not know are ignored.
+Stricter than the safetensors library: refused are a name that comes twice, an entry or dtype in
+another spelling than the format's, sizes beyond 63 bits, and more than 32 MiB or 16 levels of JSON.
+Fields that the format does not know are ignored.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ from ..encoding import SAFETENSORS
 from ..file import MAX_ELEMENTS, BadFile, Extent, WeightFile, brief, told_as_bad_file
 from ..strict_json import is_text, parse
 
-# A real 28 GB checkpoint needs about 200 KB. The safetensors library allows 100 MB, which is gigabytes once parsed.
+# A real 28 GB checkpoint needs about 200 KB. The safetensors library allows 100 MB, which is
+# gigabytes once parsed.
 MAX_HEADER_BYTES = 32 << 20
 
 
@@ -68,7 +72,7 @@ def _what_it_is_instead(prefix: bytes, size: int, length: int) -> str:
 
 
 def _metadata(path: Path, entry: object) -> dict[str, str]:
-    if entry is None:  # JSON null: the library reads it as none
+    if entry is None:  # JSON null, which the library reads as no metadata
         return {}
     if not isinstance(entry, dict) or not all(is_text(text) for pair in entry.items() for text in pair):
         raise BadFile(f"{path}: its __metadata__ is not a table of texts. The file is damaged.")
@@ -93,7 +97,8 @@ def _extent(path: Path, name: str, entry: object, data_begin: int, size: int) ->
     elements = 1
     for n in shape:
         elements *= n
-        # Stopped at the first step too far: the product of a thousand sizes is a number of twenty thousand digits.
+        # Stopped at the first step too far, because a product of a thousand sizes has twenty
+        # thousand digits.
         if n > MAX_ELEMENTS or elements > MAX_ELEMENTS:
             raise bad(f"has the impossible shape {brief(shape)}")
     begin, end = offsets
@@ -116,7 +121,8 @@ def _is_count(value: object) -> bool:
 
 
 def _check_cover(path: Path, extents: list[Extent], data_begin: int, size: int) -> None:
-    """The tensors must lie back to back from the header to the end of the file, as the format demands."""
+    """The tensors must lie back to back from the header to the end of the file, as the format
+    demands."""
     at, before = data_begin, "the header"
     for extent in extents:
         if extent.begin != at:

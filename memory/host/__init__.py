@@ -1,1 +1,2 @@
-"""A model's layers in RAM: read from the file or pinned, registered pages, the ring that they pass through."""
+"""A model's layers in RAM: pages read from the file or registered, and the pinned ring that bytes
+pass through."""

@@ -1,7 +1,8 @@
-"""Reads past the page cache: for files that are larger than RAM, where caching one layer only evicts the next.
+"""Reads past the page cache, for files larger than RAM, where caching one layer only evicts the
+next.
 
-Such reads begin and end at whole blocks of the file, in buffers that begin at whole pages. The bytes wanted lie somewhere
-in between.
+Such reads begin and end at whole blocks of the file, into buffers that begin at whole pages. The
+wanted bytes lie somewhere in between.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ BLOCK = 4096
 
 
 class DirectReads:
-    """O_DIRECT handles of some files. Raises OSError where the file system has no such thing."""
+    """O_DIRECT handles of some files. Raises OSError if the file system does not support it."""
 
     name = "disk, past the page cache"
     padding = 2 * BLOCK

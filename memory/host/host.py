@@ -1,11 +1,12 @@
-"""Bytes that the device can fetch by itself: a model's layers on their way from file to bus.
+"""A model's layers on their way from file to bus, as bytes that the device can fetch by itself.
 
     registered   pages of the page cache, fetched where they lie. Nothing is copied in RAM.
-    pinned       a ring of buffers that reader threads fill: where pages cannot be registered, for the layers that do not
-                 fit into the RAM budget, and past the page cache where the file is larger than RAM.
+    pinned       a ring of buffers that reader threads fill: if pages cannot be registered, for
+                 layers that do not fit into the RAM budget, and past the page cache if the file
+                 is larger than RAM.
 
-(The third way, managed memory, brings its own: see managed.py.) Which one serves is found by trying, and the reason is
-noted in the ledger. What is pinned or registered is taken from the RAM budget first.
+(The third way, managed memory, brings its own: see managed.py.) The way is found by trying, and the
+reason is noted in the ledger. Pinned and registered bytes are taken from the RAM budget first.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from .ring import PinnedRing, PlainReads, Reading, Reads, RingSize
 Way = Literal["auto", "registered", "pinned", "direct"]
 READERS = 12
 TRIED_BYTES = 1 << 20  # registered to see whether it can be done
-# Of the RAM budget, at most this share is the ring's while pages are registered too.
+# The ring's share of the RAM budget while pages are registered too: one part in so many, at most.
 RING_SHARE = 8
 
 
@@ -51,7 +52,8 @@ class Bytes(NamedTuple):
 
 
 class Host:
-    """The layers of one model. `ask` as soon as a layer will be copied, `take` when it is; both in the same order."""
+    """The layers of one model. Call `ask` as soon as a layer will be copied and `take` when it is
+    copied, both in the same order."""
 
     def __init__(
         self,
@@ -90,18 +92,19 @@ class Host:
         return list(dict.fromkeys(run.file for runs in self.runs for run in runs))
 
     def expect(self, streamed: Sequence[int]) -> None:
-        """These layers will be copied in every pass, the others once."""
+        """Announce the layers that will be copied in every pass; the others are copied once."""
         if self._registrar is not None:
             self._registrar.expect(streamed)
 
     def ask(self, i: int) -> None:
-        """Layer i will be copied, after all that were asked for before."""
+        """Announce a copy of layer i, after all copies announced before."""
         is_registered = self._registrar is not None and self._registrar.serves(i)
         self._readings.setdefault(i, []).append(None if is_registered else self._ask_ring(self.runs[i]))
 
     def take(self, i: int) -> Iterator[Bytes]:
-        """Layer i's bytes, each when they are there; when the next are asked for, the copy of these was. May begin anew in the
-        middle: what comes then is the whole layer again."""
+        """Yield layer i's bytes, each part when it is there. By the time the caller asks for the
+        next part it has asked for the copy of this one. May begin anew in the middle, and then
+        yields the whole layer again."""
         reading = self._readings[i].pop(0)
         if reading is None:
             assert self._registrar is not None
@@ -116,7 +119,8 @@ class Host:
 
     @contextlib.contextmanager
     def at_once(self, i: int) -> Iterator[Places | None]:
-        """Layer i's bytes, if all of them are there and go as they are; their copies are asked for within. None: `take` them."""
+        """Layer i's bytes, if all of them are there and go as they are; the caller asks for their
+        copies within the block. None: call `take`."""
         if self._registrar is None or self._readings[i][0] is not None:
             yield None
             return
@@ -126,13 +130,14 @@ class Host:
             yield places
 
     def forget(self, i: int) -> None:
-        """Layer i was asked for and will not be copied."""
+        """Drop the announced copy of layer i, which will not be made."""
         reading = self._readings[i].pop(0)
         if reading is not None:
             self._ring.cancel(reading)
 
     def close(self) -> None:
-        """Copies are over; nothing stays pinned, and registered what is kept for the next. May be called twice."""
+        """Release everything when copies are over: nothing stays pinned; registered pages are kept
+        for the next pager, if it wants them. May be called twice."""
         if self._registrar is not None:
             self._registrar.close()
         self._ring.close()
@@ -152,7 +157,7 @@ class Host:
 
 
 def choose(device: Device, spans: Sequence[Sequence[Span]], file_bytes: int, way: Way) -> tuple[Way, str]:
-    """The way to read and why."""
+    """The way to read, and why."""
     if way != "auto":
         return way, f"{way}: asked for"
     total = measure_ram().total
@@ -169,7 +174,8 @@ def choose(device: Device, spans: Sequence[Sequence[Span]], file_bytes: int, way
 
 
 def try_registering(device: Device, span: Span) -> str | None:
-    """Register the beginning of a span, and undo it; the driver's reason if it cannot be done."""
+    """Register the beginning of a span and undo it. Returns the driver's reason if it cannot be
+    done."""
     end = min(span.end, span.begin + TRIED_BYTES)
     mapped = span.file.map_pages(span.begin, end)
     address = address_of(mapped)

@@ -1,8 +1,9 @@
-"""Registered pages of a model whose pager has closed, for its next one.
+"""Registered pages of a model whose pager has closed, kept for its next one.
 
-To unregister eight gigabytes and register them anew takes the driver a second, in which it serves nobody else: with 8 GB of VRAM
-that is what text encoder and diffusion model, which take turns there, would pay for at each picture. So pages stay registered when
-a model leaves the card, as far as the RAM budget goes. They are the first that are given back when another model asks for RAM.
+To unregister eight gigabytes and register them anew takes the driver a second, in which it serves
+no other call. With 8 GB of VRAM, where text encoder and diffusion model take turns, every picture
+would pay for that. So pages stay registered when a model leaves the card, as far as the RAM budget
+allows. They are the first to be given back when another model asks for RAM.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 from .ram import RamBudget
 
-SHARE = 0.75  # of the RAM budget, at the most, for models that are not loaded
+SHARE = 0.75  # the most of the RAM budget that models which are not loaded may keep
 
 
 @dataclass(frozen=True)
@@ -28,18 +29,21 @@ class Kept:
 
 
 class KeptPages:
-    """Of one model. Its pagers are opened and closed by one thread at a time; RAM may be asked back by any."""
+    """Kept pages of one model. One thread at a time opens and closes its pagers; any thread may ask
+    for the RAM back."""
 
     def __init__(self) -> None:
         self._kept: dict[Hashable, Kept] = {}
-        self._ram: RamBudget | None = None  # that they were taken from
+        self._ram: RamBudget | None = None  # the budget they were taken from
         self._returns = False
-        self._lock = threading.Lock()  # what is above; nothing is given back within
+        # guards the fields above; nothing is given back while it is held
+        self._lock = threading.Lock()
         _all.add(self)
 
     @contextlib.contextmanager
     def returning(self) -> Iterator[None]:
-        """The model's next pager opens at once: pages of one that closes meanwhile are kept however many they are."""
+        """While active, pages of a closing pager are kept without limit, because the model's next
+        pager opens at once."""
         self._returns = True
         try:
             yield
@@ -47,7 +51,8 @@ class KeptPages:
             self._returns = False
 
     def leave(self, key: Hashable, entry: Any, nbytes: int, ram: RamBudget, give_back: Callable[[Any], None]) -> None:
-        """An entry, by the pages that it has, or it is given back: where others keep as much as may be."""
+        """Keep an entry under the pages that it has, or give it back at once if kept pages already
+        fill their share of the budget."""
         if self._ram is not ram:
             self.give_back()
         if not self._returns and ram.kept() + nbytes > SHARE * ram.total:
@@ -60,7 +65,7 @@ class KeptPages:
             ram.join(self, keeps=True)
 
     def take(self, key: Hashable, ram: RamBudget) -> Any:
-        """The entry with just these pages, taken from the same budget, or None."""
+        """The entry with exactly these pages, if it was taken from the same budget; else None."""
         with self._lock:
             if self._ram is not ram:
                 return None
@@ -68,7 +73,7 @@ class KeptPages:
         return None if found is None else found.entry
 
     def give_back(self) -> None:
-        """All of them."""
+        """Give back all entries."""
         self.relent(self.lendable())
         with self._lock:
             ram, self._ram = self._ram, None
@@ -80,7 +85,8 @@ class KeptPages:
             return sum(each.nbytes for each in self._kept.values())
 
     def relent(self, nbytes: int) -> None:
-        """What was left last goes first: of models that take turns it is wanted latest."""
+        """Give back entries until `nbytes` are free, the last one left first: of models that take
+        turns it is needed latest."""
         while nbytes > 0:
             with self._lock:
                 if not self._kept:
@@ -95,8 +101,9 @@ _all: weakref.WeakSet[KeptPages] = weakref.WeakSet()
 
 @atexit.register
 def _give_all_back() -> None:
-    """Memory that the driver knows is not to vanish under it. Pagers that are open close before, and leave their pages here:
-    their module is loaded after this one."""
+    """Unregister memory that the driver knows before it vanishes. Open pagers close earlier and
+    leave their pages here, because their module is loaded after this one (`atexit` runs in reverse
+    order)."""
     for each in list(_all):
         with contextlib.suppress(Exception):  # a device that has failed
             each.give_back()

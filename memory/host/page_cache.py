@@ -1,4 +1,4 @@
-"""The page cache: bringing pages of a mapping into it without touching them."""
+"""Reads pages of a mapping into the page cache without touching them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ POPULATE_READ = 22  # MADV_POPULATE_READ, Linux 5.14 on
 
 @lru_cache(maxsize=1)
 def _madvise() -> Any:
-    """The C library's own: Python's holds the interpreter's lock all the while."""
+    """The C library's `madvise`, because Python's holds the interpreter's lock all the while. None
+    outside Linux."""
     if not sys.platform.startswith("linux"):
         return None
     function = ctypes.CDLL(None, use_errno=True).madvise
@@ -21,7 +22,7 @@ def _madvise() -> Any:
 
 
 def read_in(address: int, nbytes: int) -> bool:
-    """Whether the system has read these whole pages of a mapping. Where it cannot, or they are no longer in the file, whoever
-    uses the pages next finds out."""
+    """Read these whole pages of a mapping into the page cache; whether that was done. If it could
+    not be done, or the file has lost the pages, their next user finds out."""
     madvise = _madvise()
     return madvise is not None and madvise(address, nbytes, POPULATE_READ) == 0

@@ -1,7 +1,8 @@
-"""RAM that the device reads by itself: how much of it may be pinned or registered, by all models of the process.
+"""RAM that the device reads by itself: how much all models of the process may pin or register.
 
-Such pages cannot be evicted or swapped: what is taken here is taken from everything else on the machine. So there is one
-number, given or found from what is free, and nothing is pinned or registered that was not taken from it first.
+Such pages cannot be evicted or swapped, so they are taken from everything else on the machine. One
+number, given or found from what is free, bounds them: bytes are taken from it before anything is
+pinned or registered.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ from typing import Protocol
 from ..plan import OverBudget
 
 GIB = 2**30
-# Of all RAM, left to the rest of the machine when the budget is found by itself.
+# Share of all RAM that is left to the rest of the machine when the budget is found automatically.
 LEFT_TO_OTHERS = 0.25
 LEAST_LEFT = 2 * GIB
-LEAST_BUDGET = GIB // 8  # a small ring of pinned buffers; without it nothing streams
+LEAST_BUDGET = GIB // 8  # for a small ring of pinned buffers, without which nothing streams
 
 
 class Lender(Protocol):
-    """Who has taken RAM and may do without."""
+    """A holder of RAM that may do without some of it."""
 
     def lendable(self) -> int:
         """Bytes that are idle."""
 
     def relent(self, nbytes: int) -> None:
-        """Give back about this much of what is idle."""
+        """Give back about `nbytes` of what is idle."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,12 @@ class RamBudget:
         self._lock = threading.Lock()
         self._taken = 0
         self._lenders: list[Lender] = []
-        self._keepers: list[Lender] = []  # of what no loaded model uses
+        self._keepers: list[Lender] = []  # holders of RAM that no loaded model uses
 
     @classmethod
     def auto(cls, gib: float | None = None, ram: Ram | None = None) -> RamBudget:
-        """As many GiB as given; else what is free, less a share for everything else."""
+        """A budget of `gib` GiB if given; else of what is free, less a share for everything
+        else."""
         if gib is not None:
             return cls(int(gib * GIB))
         ram = ram or measure_ram()
@@ -73,7 +75,8 @@ class RamBudget:
             return True
 
     def take(self, nbytes: int, what: str) -> None:
-        """For what cannot be done without; others give back what they do not need. Raises OverBudget, and takes nothing."""
+        """Take bytes that cannot be done without; other holders give back what they do not need.
+        Raises OverBudget, and takes nothing, if that is not enough."""
         if not self.try_take(nbytes):
             self.beg(nbytes)
             if not self.try_take(nbytes):
@@ -88,7 +91,7 @@ class RamBudget:
             self._taken -= nbytes
 
     def join(self, lender: Lender, *, keeps: bool = False) -> None:
-        """keeps: what no loaded model uses. It is given back first."""
+        """Register a holder. keeps: it holds RAM that no loaded model uses, and is asked first."""
         with self._lock:
             (self._keepers if keeps else self._lenders).append(lender)
 
@@ -97,7 +100,7 @@ class RamBudget:
             (self._keepers if lender in self._keepers else self._lenders).remove(lender)
 
     def kept(self) -> int:
-        """Bytes, of those taken, that no loaded model uses."""
+        """Taken bytes that no loaded model uses."""
         with self._lock:
             keepers = list(self._keepers)
         return sum(keeper.lendable() for keeper in keepers)
@@ -107,20 +110,21 @@ class RamBudget:
         return self.total - self.taken + self.kept()
 
     def within_reach(self, asker: Lender) -> int:
-        """What is left, and what the others could give back."""
+        """Bytes that are left, and those that other holders could give back."""
         with self._lock:
             others = [lender for lender in self._keepers + self._lenders if lender is not asker]
             left = self.total - self._taken
         return left + sum(lender.lendable() for lender in others)
 
     def beg(self, nbytes: int, asker: Lender | None = None) -> None:
-        """The others give back what they do not need. The asker holds no lock: others may be asking it."""
+        """Make other holders give back what they do not need. The asker holds no lock, because
+        others may be asking it."""
         with self._lock:
             others = [lender for lender in self._keepers + self._lenders if lender is not asker]
         self._ask(others, nbytes)
 
     def beg_keepers(self, nbytes: int) -> None:
-        """The same, of those alone who keep what no loaded model uses."""
+        """Make those holders give back that keep RAM which no loaded model uses."""
         with self._lock:
             keepers = list(self._keepers)
         self._ask(keepers, nbytes)
@@ -135,7 +139,7 @@ class RamBudget:
 
 
 def measure_ram() -> Ram:
-    """What the system says, and on Linux the container."""
+    """RAM as the system reports it, and on Linux the container."""
     if sys.platform == "win32":
         return _windows_ram()
     try:
@@ -151,13 +155,14 @@ def measure_ram() -> Ram:
 
 
 def within_container(ram: Ram, folder: Path = Path("/sys/fs/cgroup")) -> Ram:
-    """No more than a container's own limit (cgroup v2), of which page cache can be taken back."""
+    """Bound `ram` by the container's own limit (cgroup v2). Page cache within it counts as
+    available."""
     try:
         limit = int((folder / "memory.max").read_text(encoding="ascii"))
         used = int((folder / "memory.current").read_text(encoding="ascii"))
         lines = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
         cache = sum(int(line.split()[1]) for line in lines if line.split()[0] in ("active_file", "inactive_file"))
-    except (OSError, ValueError, IndexError):  # no limit, no such system
+    except (OSError, ValueError, IndexError):  # no limit, or no such system
         return ram
     return Ram(min(ram.total, limit), max(0, min(ram.available, limit - used + cache)))
 

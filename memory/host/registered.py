@@ -1,19 +1,22 @@
 """Pages of weight files that the device reads where they lie in the page cache: no copy, no buffer.
 
-Layers are registered with the driver, part by part, once. Which layers: as many as the RAM budget holds, spread over the
-order, and always the same. Taking turns would be no use: the driver unregisters only when the device is idle, and keeps
-everybody waiting meanwhile (measured). So pages are unregistered when the budget is asked for by another model, when the plan
-changes and at the end; not where they are kept for the same model's next pager (`kept_pages.py`).
+Layers are registered with the driver, part by part, once: as many as the RAM budget holds, spread
+over the order, and always the same ones. Taking turns would be no use, because the driver
+unregisters only when the device is idle and keeps everybody waiting meanwhile (measured). So pages
+are unregistered only when another model asks for the budget, when the plan changes, and at the end,
+unless they are kept for the same model's next pager (`kept_pages.py`).
 
-The driver does one thing at a time, and who has just had it gets it again (measured, too): a thread that registered one part
-after the other would keep the copies waiting until it is done. So the copying thread registers what it needs itself, and
-asks for the copy of a part before it registers the next: the bus is busy with one while the driver is with the other. Another
-thread registers ahead of use while the copying thread has nothing to do, and has the layers that come next read from the
-disk into the page cache.
+The driver does one thing at a time, and the thread that has just had it gets it again (measured
+too): a thread that registered one part after the other would keep the copies waiting until it is
+done. So the copying thread registers what it needs itself, and asks for the copy of a part before
+it registers the next: the bus is busy with one while the driver is with the other. A second thread
+registers ahead of use while the copying thread is idle, and has the layers that come next read from
+the disk into the page cache.
 
-A layer has a mapping of its own: layers share pages at their ends, and the driver registers an address only once. Nobody
-but the driver touches these addresses: where the file was cut meanwhile, it says so, while a thread would be ended by
-SIGBUS. Registered pages are pinned, so that from then on a cut file gives old bytes, which `OpenFile.check` tells.
+A layer has a mapping of its own, because layers share pages at their ends and the driver registers
+an address only once. Only the driver touches these addresses: if the file was cut meanwhile the
+driver says so, while a thread would be ended by SIGBUS. Registered pages are pinned, so that from
+then on a cut file gives old bytes, which `OpenFile.check` tells.
 """
 
 from __future__ import annotations
@@ -38,12 +41,13 @@ from .ram import GIB, RamBudget
 PART_BYTES = 64 << 20
 READ_BYTES = 32 << 20
 READERS = 12
-LAYERS_AHEAD = 3  # that are read into the page cache
-COURTESY = 0.0003  # seconds between two parts registered ahead, in which others get at the driver
+LAYERS_AHEAD = 3  # layers read ahead into the page cache
+# seconds between two parts registered ahead, in which other threads get at the driver
+COURTESY = 0.0003
 
 
 class NotRegistered(RuntimeError):
-    """These pages cannot be registered; the message says why. They can still be read."""
+    """These pages cannot be registered, and are read instead; the message says why."""
 
 
 @dataclass(eq=False)
@@ -67,7 +71,8 @@ class Part:
 
 
 class Places(NamedTuple):
-    """A layer whose bytes lie registered and go as they are: of each piece the place in the room, the address, the bytes."""
+    """A layer whose bytes are all registered and go as they are. pieces: (place in the room,
+    address, bytes) of each."""
 
     pieces: tuple[tuple[int, int, int], ...]
     nbytes: int
@@ -85,10 +90,11 @@ class Entry:
     chosen: bool = False
     state: State = "absent"
     parts: list[Part] = field(default_factory=list)
-    places: Places | None = None  # once it was copied from here
-    kept: list[mmap.mmap] = field(default_factory=list)  # a mapping lives as long as its pages are registered
+    places: Places | None = None  # set once it was copied from here
+    # a mapping lives as long as its pages are registered
+    kept: list[mmap.mmap] = field(default_factory=list)
     users: int = 0
-    last: Event | None = None  # the copy that reads it
+    last: Event | None = None  # the last copy that read it
     has_ram: bool = False
     why: str = ""
 
@@ -102,7 +108,8 @@ class Entry:
 
 
 class Registrar:
-    """The layers of one model. `take` is called by the copying thread, in the order of the copies."""
+    """The registered layers of one model. The copying thread calls `take` in the order of the
+    copies."""
 
     def __init__(
         self,
@@ -118,23 +125,25 @@ class Registrar:
         self._kept = kept
         self._entries = [self._taken_over(tuple(spans)) or Entry(tuple(spans)) for spans in layers]
         if kept is not None:
-            kept.give_back()  # pages of layers as this pager does not have them
+            kept.give_back()  # pages of layers that this pager divides otherwise
         self._position = 0  # the layer that is needed now
         self._sending = False  # whether the copying thread is at work
         self._planning = False
-        self._changed = threading.Condition()  # what is above, and the entries
-        self._turn = threading.Lock()  # one registers at a time; taken before `_changed`, never within
+        self._changed = threading.Condition()  # guards the fields above and the entries
+        # held while registering; taken before `_changed`, never within it
+        self._turn = threading.Lock()
         self._closing = False
         self._thread: threading.Thread | None = None
         self._readers = ThreadPoolExecutor(READERS, "fusestream-page-reader")
         ram.join(self)
 
     def expect(self, streamed: Collection[int]) -> None:
-        """These layers will be copied in every pass, the others once. No copy is under way."""
+        """Choose the layers to register. `streamed` ones will be copied in every pass, the others
+        once. No copy is under way."""
         reach = self._ram.within_reach(self)
         leaving = []
         with self._changed:
-            self._planning = True  # the thread finishes what it is at, and takes up nothing more
+            self._planning = True  # the thread finishes its work, and takes up nothing more
             self._changed.wait_for(lambda: all(e.state not in ("mapping", "leaving") for e in self._entries))
         with self._turn, self._changed:
             held = sum(e.nbytes for e in self._entries if e.has_ram)
@@ -146,7 +155,8 @@ class Registrar:
                     leaving.append(entry)
         for entry in leaving:
             self._unregister(entry)
-        # Now, not layer by layer while the device is at work: the driver would wait for it each time.
+        # Now, and not layer by layer while the device is at work, because the driver would wait for
+        # it each time.
         self._ram.beg_keepers(sum(entry.nbytes for entry in self._entries if entry.chosen and not entry.has_ram))
         with self._changed:
             for entry in self._entries:
@@ -156,7 +166,7 @@ class Registrar:
             self._changed.notify_all()
 
     def serves(self, i: int) -> bool:
-        """Whether layer i is one that is registered, or will be."""
+        """Whether layer i is registered, or will be."""
         with self._changed:
             if self._thread is None and not self._closing:
                 self._thread = threading.Thread(target=self._work, name="fusestream-registering", daemon=True)
@@ -164,8 +174,9 @@ class Registrar:
             return self._entries[i].chosen and self._entries[i].state != "refused"
 
     def take(self, i: int, runs: Sequence[Run]) -> Iterator[tuple[Run, int, int, int]]:
-        """Layer i's bytes as (run, offset in it, address, bytes), each when it is registered. When the next one is asked for,
-        the copy of this one was. Raises NotRegistered, at the beginning or later, where they have to be read instead."""
+        """Yield layer i's bytes as (run, offset in it, address, bytes), each once it is registered.
+        By the time the caller asks for the next it has asked for the copy of this one. Raises
+        NotRegistered, at the beginning or later, if the bytes have to be read instead."""
         with self._copying(i) as entry:
             self._prepare(entry)
             pieces = []
@@ -186,8 +197,8 @@ class Registrar:
 
     @contextlib.contextmanager
     def at_once(self, i: int) -> Iterator[Places | None]:
-        """Where layer i's bytes lie, if nothing is to be waited for or made with them; None: `take` them. Copies that were asked
-        for within read them."""
+        """Where layer i's bytes lie, if nothing is to be waited for or converted; the copies asked
+        for within the block read them. None: call `take`."""
         entry = self._entries[i]
         with self._changed:
             lies = entry.state == "here" and entry.places is not None and not self._closing
@@ -228,7 +239,8 @@ class Registrar:
             return sum(entry.nbytes for entry in self._entries if entry.idle)
 
     def relent(self, nbytes: int) -> None:
-        """Another model needs RAM: give back what is idle here. It is read from now on."""
+        """Give back idle pages, because another model needs RAM. Their layers are read from now
+        on."""
         freed = 0
         for entry in reversed(self._entries):
             with self._changed:
@@ -241,7 +253,8 @@ class Registrar:
             freed += entry.nbytes
 
     def close(self) -> None:
-        """Copies are over; what is registered is kept for the next, or unregistered. May be called twice."""
+        """Keep what is registered for the next pager, or unregister it. Copies are over. May be
+        called twice."""
         with self._changed:
             if self._closing:
                 return
@@ -249,7 +262,7 @@ class Registrar:
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join()
-        self._ram.leave(self)  # from now on nobody else unregisters
+        self._ram.leave(self)  # from now on only this thread unregisters
         with self._changed:
             self._changed.wait_for(lambda: all(e.state != "leaving" for e in self._entries))
         self._readers.shutdown(cancel_futures=True)
@@ -262,7 +275,7 @@ class Registrar:
     # -------------------------------------------------------------------------------------------------- registering
 
     def _prepare(self, entry: Entry) -> None:
-        """See to it that an entry's parts exist. Raises NotRegistered where it has none."""
+        """Make sure that an entry's parts exist. Raises NotRegistered if it can have none."""
         with self._changed:
             self._changed.wait_for(lambda: self._closing or entry.state not in ("mapping", "leaving"))
             self._check(entry)
@@ -309,15 +322,15 @@ class Registrar:
         return self._ram.try_take(nbytes)
 
     def _read_in(self, part: Part) -> list[Future[bool]]:
-        """From the disk into the page cache, by several threads. The driver, left to do it, would read page after page and
-        keep everybody waiting."""
+        """Read a part from the disk into the page cache, with several threads. The driver would
+        read page after page and keep everybody waiting."""
         end = part.address + part.nbytes
         return [
             self._readers.submit(read_in, at, min(READ_BYTES, end - at)) for at in range(part.address, end, READ_BYTES)
         ]
 
     def _register(self, entry: Entry, part: Part) -> None:
-        """One part, unless the other thread was faster."""
+        """Register one part, unless the other thread was faster."""
         part.wait_until_read()
         self._device.precedence.give_way()
         with self._turn:
@@ -338,7 +351,8 @@ class Registrar:
                 self._changed.notify_all()
 
     def _refuse(self, entry: Entry, error: BaseException) -> None:
-        """What the driver or the file has against it. The thread cleans up when no copy reads its first parts any more."""
+        """Record the objection of the driver or the file. The thread cleans up once no copy reads
+        the entry's first parts any more."""
         with self._changed:
             entry.why = str(error)
             entry.state = "refused"
@@ -346,23 +360,24 @@ class Registrar:
         self._ledger.note("registering", f"given up for a layer: {error}")
 
     def _taken_over(self, spans: tuple[Span, ...]) -> Entry | None:
-        """A layer that this model's pager before left registered."""
+        """The entry of a layer that this model's last pager left registered, or None."""
         found: Entry | None = None if self._kept is None else self._kept.take(spans, self._ram)
         return found
 
     def _leave(self, entry: Entry, kept: KeptPages) -> None:
-        """A layer that is registered, to this model's next pager."""
+        """Hand the registered pages of this layer over to the model's next pager instead of
+        unregistering them."""
         if entry.last is not None:
             entry.last.synchronize()
         entry.last, entry.chosen = None, False
         kept.leave(entry.spans, entry, entry.nbytes, self._ram, self._unregister)
 
     def _unregister(self, entry: Entry) -> None:
-        """Of a layer that is leaving or refused, or of any when closing."""
+        """Unregister a layer that is leaving or refused, or any layer when closing."""
         for part in entry.parts:
             for read in part.reads:
                 read.cancel()
-            part.wait_until_read()  # they are at the mapping's addresses
+            part.wait_until_read()  # the reads use the mapping's addresses
         if entry.last is not None:
             entry.last.synchronize()
         for part in entry.parts:
@@ -392,7 +407,7 @@ class Registrar:
             assert job is not None
             try:
                 self._do(*job)
-            except (NotRegistered, RuntimeError):  # it is refused, or we are closing: the copy is told
+            except (NotRegistered, RuntimeError):  # refused, or closing: the copy is told
                 continue
 
     def _do(self, entry: Entry, part: Part | None) -> None:
@@ -409,7 +424,8 @@ class Registrar:
             time.sleep(COURTESY)
 
     def _next(self) -> tuple[Entry, Part | None] | None:
-        """What there is to do: clean up, map and read the next few layers, register the soonest part that is not."""
+        """The next job: clean up, map and read the next few layers, or register the part that is
+        needed soonest."""
         ahead = 0
         count = len(self._entries)
         register: tuple[Entry, Part] | None = None
@@ -428,8 +444,8 @@ class Registrar:
 
 
 def choose_layers(sizes: Sequence[int], streamed: Collection[int], budget: int) -> frozenset[int]:
-    """All layers if they fit; else as many bytes of the streamed ones as do, spread over the order: while they are copied,
-    the others are read."""
+    """All layers if they fit; else as many bytes of the streamed ones as fit, spread over the
+    order, because the others are read while these are copied."""
     if sum(sizes) <= budget:
         return frozenset(range(len(sizes)))
     never = set(range(len(sizes))) - set(streamed)

@@ -1,9 +1,11 @@
-"""A ring of pinned buffers that reader threads fill: file -> pinned RAM -> bus, for whatever cannot be read in place.
+"""A ring of pinned buffers that reader threads fill: file -> pinned RAM -> bus, for bytes that
+cannot be read in place.
 
-Layers are asked for in the order in which they will be copied. Their bytes are cut into pieces; readers take the pieces in
-that order, each into a buffer that is free, and the copying thread takes them out in the same order. So the piece that is
-needed next always has a buffer or gets the next one, and no order of events can lock the ring. A buffer whose copy is under
-way has that copy's event, and is filled again after it.
+Layers are asked for in the order in which they will be copied. Their bytes are cut into pieces.
+Readers take the pieces in that order, each into a free buffer, and the copying thread takes them
+out in the same order. So the piece that is needed next always has a buffer or gets the next one,
+and no order of events can lock the ring. A buffer whose copy is under way has that copy's event,
+and is filled again after it.
 """
 
 from __future__ import annotations
@@ -24,22 +26,23 @@ LEAST_BUFFER_BYTES = 1 << 16
 
 
 class Reads(Protocol):
-    """How a file's bytes get into a buffer."""
+    """A way to get a file's bytes into a buffer."""
 
     name: str
 
     @property
     def padding(self) -> int:
-        """Bytes that a buffer needs beyond those that are read into it."""
+        """Bytes that a buffer needs in addition to those that are read into it."""
 
     def read(self, run: Run, offset: int, nbytes: int, buffer: memoryview) -> int:
-        """Bytes of a run from `offset` on; where in the buffer they begin. Raises rather than give wrong ones."""
+        """Read bytes of a run from `offset` on; return where in the buffer they begin. Raises
+        rather than give wrong bytes."""
 
     def close(self) -> None: ...
 
 
 class PlainReads:
-    """Through the page cache."""
+    """Reads through the page cache."""
 
     name = "page cache or disk"
     padding = 0
@@ -50,7 +53,7 @@ class PlainReads:
         return 0
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Does nothing: no handle is held."""
 
 
 @dataclass(eq=False)
@@ -96,7 +99,8 @@ class RingSize:
 
     @classmethod
     def within(cls, budget: int, wanted: int | None = None) -> RingSize:
-        """The largest ring of at most `budget` bytes; of no more than the `wanted` ones that could ever be under way."""
+        """The largest ring of at most `budget` bytes, and of no more than the `wanted` ones that
+        could be under way."""
         most = min(budget, MOST_BUFFERS * BUFFER_BYTES, wanted if wanted is not None else budget)
         page = LEAST_BUFFER_BYTES
         buffer_bytes = max(page, min(BUFFER_BYTES, most // 8 // page * page))
@@ -105,7 +109,7 @@ class RingSize:
 
 @dataclass(eq=False)
 class PinnedRing:
-    """`size` bytes of pinned RAM are taken at the first layer that is asked for, and freed by `close`."""
+    """`size` bytes of pinned RAM, taken when the first layer is asked for, and freed by `close`."""
 
     device: Device
     size: RingSize
@@ -117,14 +121,14 @@ class PinnedRing:
     _buffers: list[Buffer] = field(default_factory=list)
     _threads: list[threading.Thread] = field(default_factory=list)
     _closing: bool = False
-    _unmade: int = 0  # buffers that were not needed yet: pinning takes time, and other threads read meanwhile
+    _unmade: int = 0  # buffers not made yet: pinning takes time, and other threads read meanwhile
 
     @property
     def piece_bytes(self) -> int:
         return self.size.buffer_bytes - self.reads.padding
 
     def ask(self, runs: Sequence[Run]) -> Reading:
-        """Begin to read these, after everything that was asked for before."""
+        """Begin to read these runs, after everything that was asked for before."""
         pieces = deque(
             Piece(run, offset, min(self.piece_bytes, run.nbytes - offset))
             for run in runs
@@ -138,7 +142,8 @@ class PinnedRing:
         return reading
 
     def take(self, reading: Reading) -> Iterator[Piece]:
-        """The pieces in order, each when it is there. When the next one is asked for, the copy of this one was."""
+        """Yield the pieces in order, each when it is there. By the time the caller asks for the
+        next it has asked for the copy of this one."""
         try:
             while reading.pieces:
                 piece = reading.pieces[0]
@@ -155,7 +160,7 @@ class PinnedRing:
             self.cancel(reading)
 
     def cancel(self, reading: Reading) -> None:
-        """What is left of it is not wanted any more."""
+        """Drop what is left of a reading."""
         after = self.device.copy_event() if reading.pieces else None  # one of them may be in a copy
         with self._changed:
             reading.cancelled = True
@@ -171,7 +176,7 @@ class PinnedRing:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """The readers end, the RAM is freed. Copies out of it are over. May be called twice."""
+        """End the readers and free the RAM. Copies out of it are over. May be called twice."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
