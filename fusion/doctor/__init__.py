@@ -1,9 +1,9 @@
-"""A report on this machine for its owner, or for whoever gets the bug report.
+"""A report on this machine, for its owner or for a bug report.
 
     text = as_text(examine())
 
-Probes cannot raise: what goes wrong becomes a line of the report. Nothing here imports ComfyUI, so that the doctor also helps
-where ComfyUI does not start; where ComfyUI runs, it is asked.
+Probes cannot raise: errors become lines of the report. Nothing here imports ComfyUI, so that the
+doctor also helps if ComfyUI does not start. A running ComfyUI is asked.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def probes(
 ) -> list[tuple[str, Probe]]:
     """Titles and probes, in the order of the report.
 
-    comfyui_folder: of a ComfyUI that does not run here. model: a file by which to measure the disk, and whose types are told.
-    measure: also the rates, which takes seconds.
+    comfyui_folder: of a ComfyUI that does not run here. model: a file whose types are told and
+    whose disk is measured. measure: also measure the rates, which takes seconds.
     """
     rates: list[tuple[str, Probe]] = [("Pager and bus", bus.pager), ("Disk", partial(bus.disk, model))]
     return [
@@ -58,5 +58,5 @@ def examine(
     *,
     measure: bool = True,
 ) -> list[Finding]:
-    """Ask all of them."""
+    """Ask all probes."""
     return [ask(title, probe) for title, probe in probes(comfyui_folder, pack_folders, model, measure=measure)]

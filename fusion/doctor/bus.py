@@ -1,4 +1,5 @@
-"""How fast weights reach a card here: the pager is opened on a small file and moves it, as it would a model."""
+"""Measures how fast weights reach a card: opens the pager on a small file and moves it as it would
+a model."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ SLOW_DISK = 1e9
 
 
 def pager() -> Iterator[str]:
-    """Which backend serves, why, and at which rates; that what arrives is what the file holds."""
+    """The backend that serves, why, its rates, and whether the bytes arrive as they are in the
+    file."""
     is_there = torch.cuda.is_available() and not torch.version.hip
     devices = [f"cuda:{index}" for index in range(torch.cuda.device_count())] if is_there else ["cpu"]
     with tempfile.TemporaryDirectory() as folder:
@@ -83,7 +85,7 @@ def _same(use: contextlib.AbstractContextManager[object], source: Checkpoint, la
 
 
 def disk(model: Path | None) -> Iterator[str]:
-    """The rate of cold reads: of a model file's own disk, else of the temporary folder's."""
+    """The rate of cold reads from a model file's disk, else from the temporary folder's."""
     if not hasattr(os, "posix_fadvise"):
         yield "not measured: this system cannot be asked to forget what it has read"
         return

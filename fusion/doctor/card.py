@@ -1,4 +1,4 @@
-"""Driver, cards, and which of our kernels they can load."""
+"""Driver, cards, and the prebuilt kernels that they can load."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .findings import ADVICE
 
 GIB = 2**30
 OLDEST_DRIVER = 525
-# Of compute capability 7.5 too, but without tensor cores: the names by which ComfyUI knows them.
+# Cards of compute capability 7.5 without tensor cores, by the names that ComfyUI knows them by.
 NO_TENSOR_CORES = (
     "1660",
     "1650",
@@ -67,7 +67,7 @@ def cards() -> Iterator[str]:
 
 
 def card_class(name: str, capability: tuple[int, int]) -> str:
-    """Which code serves a card, in words."""
+    """The code that serves a card, in words."""
     number = f"compute capability {capability[0]}.{capability[1]}"
     too_old = arch.too_old(capability)
     if too_old is not None:
@@ -83,7 +83,7 @@ def card_class(name: str, capability: tuple[int, int]) -> str:
 
 
 def prebuilt() -> Iterator[str]:
-    """Whether the archive is that of the sources beside it."""
+    """Whether the archive was built from the sources beside it."""
     path, current = archive.PREBUILT, matrix.source_hash()
     manifest = archive.read_manifest(path)
     yield f"{path.name}: built from {manifest.source_hash} with {manifest.compiler}"
@@ -117,7 +117,7 @@ def kernels() -> Iterator[str]:
 
 
 def one_computes(index: int) -> str:
-    """One kernel's result against torch's."""
+    """Compare one kernel's result with torch's."""
     x = torch.linspace(-6, 6, 4096, device=f"cuda:{index}").half()
     ours = gelu(x, policy=KernelPolicy.of("on")).float()
     error = float((ours - torch.nn.functional.gelu(x.float())).abs().max())

@@ -11,7 +11,8 @@ import sys
 import types
 from pathlib import Path
 
-if not __package__:  # started as a plain script: the packages under their aliases, without running what they import
+# Started as a plain script: makes the packages under their aliases without running their imports.
+if not __package__:
     _root = Path(__file__).resolve().parents[2]
     sys.path[:] = [entry for entry in sys.path if entry and Path(entry).resolve() != Path(__file__).resolve().parent]
     for _name, _folder in (("fusestream", _root), ("fusestream.fusion", _root / "fusion")):
@@ -36,7 +37,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def found_comfyui(given: Path | None) -> tuple[Path | None, list[Path]]:
-    """The ComfyUI folder, given or the one that this pack is installed in, and its folders of custom nodes."""
+    """The ComfyUI folder, given or the one that this pack is installed in, and its folders of
+    custom nodes."""
     above = Path(__file__).resolve().parents[3]
     folder = given or (above.parent if above.name == "custom_nodes" else None)
     return folder, [] if folder is None else [folder / "custom_nodes"]

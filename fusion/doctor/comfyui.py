@@ -1,4 +1,5 @@
-"""The ComfyUI around us: version, switches that matter here, other packs that are known to touch the same things."""
+"""The surrounding ComfyUI: its version, switches that matter here, and packs known to touch the
+same things."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from ..base import needed_comfyui
 from ..base.format import counted
 from .findings import ADVICE
 
-# Switches that change which memory or attention serves. No other is told: some name people's folders.
+# Switches that change which memory or attention serves. Others are not told, because some name
+# people's folders.
 SWITCHES = (
     "cpu", "lowvram", "novram", "highvram", "gpu_only", "normalvram", "reserve_vram", "vram_headroom", "disable_dynamic_vram",
     "enable_dynamic_vram", "disable_pinned_memory", "disable_async_offload", "async_offload", "disable_smart_memory",
@@ -22,7 +24,7 @@ SWITCHES = (
     "use_flash_attention", "disable_xformers", "deterministic", "cache_none", "cache_classic", "cache_lru", "cache_ram",
 )  # fmt: skip
 OTHER_ATTENTION = ("use_sage_attention", "use_flash_attention", "use_split_cross_attention", "use_quad_cross_attention")
-# Packs by a part of their folder's name, and what is known of them beside this one.
+# Known packs by a part of their folder's name, with their relation to this one.
 PACKS = {
     "multigpu": "its loaders place models by themselves and replace parts of ComfyUI's memory management; not tested together",
     "wanvideowrapper": "its models are of a type of their own: its samplers do not take ours, nor ComfyUI's samplers its models",
@@ -55,7 +57,7 @@ def version(folder: Path | None) -> Iterator[str]:
 
 
 def switches() -> Iterator[str]:
-    """Of the running server, where they are not as by default."""
+    """The running server's switches that differ from their defaults."""
     module = sys.modules.get("comfy.cli_args")
     if module is None:
         yield "ComfyUI is not running in this process: its command line is not known"
@@ -74,7 +76,7 @@ def switches() -> Iterator[str]:
 
 
 def memory_management() -> Iterator[str]:
-    """What ComfyUI itself does with VRAM in this process."""
+    """ComfyUI's own use of VRAM in this process."""
     if "comfy.model_management" not in sys.modules:
         yield "ComfyUI is not running in this process"
         return
@@ -89,7 +91,7 @@ def memory_management() -> Iterator[str]:
 
 
 def other_packs(folders: Sequence[Path]) -> Iterator[str]:
-    """Known packs among those installed. The names of the others are nobody's business."""
+    """Known packs among the installed ones. The names of others are private."""
     installed = [
         entry for folder in folders if folder.is_dir() for entry in sorted(folder.iterdir())
         if entry.is_dir() and not entry.name.startswith((".", "__")) and not entry.name.endswith(".disabled")

@@ -1,4 +1,4 @@
-"""The models that have kernels here: a report is not always about one of them."""
+"""The models that have kernels here, because a report is not always about one of them."""
 
 from __future__ import annotations
 

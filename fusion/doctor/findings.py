@@ -1,4 +1,4 @@
-"""What the doctor says: probes that cannot raise, words that can be pasted anywhere.
+"""The doctor's answers: probes that cannot raise, and words that can be pasted anywhere.
 
 Standard library only.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 Probe = Callable[[], Iterable[str]]
-ADVICE = "! "  # a line that begins so is something the user may want to change
+ADVICE = "! "  # begins a line about something that the user may want to change
 LONGEST = 400
 
 
@@ -28,19 +28,19 @@ class Finding:
 
 
 def ask(title: str, probe: Probe) -> Finding:
-    """A probe's answer, or in words why there is none. What it said before it failed is kept."""
+    """A probe's answer. If it fails, its lines so far are kept and the error follows in words."""
     start = time.perf_counter()
     lines: list[str] = []
     try:
         lines.extend(probe())
-    except Exception as error:  # whatever it is: a report that breaks off is no report
+    except Exception as error:  # any error, because a report must not break off
         words = str(error).strip() or "no further words"
         lines.append(f"{ADVICE}could not be found out: {type(error).__name__}: {words}")
     return Finding(title, tuple(lines) or ("nothing to tell",), time.perf_counter() - start)
 
 
 def as_text(findings: Iterable[Finding]) -> str:
-    """The report: plain text, ready to paste, without anybody's name."""
+    """The report: plain text to paste, without user names."""
     parts = ["FuseStream doctor"]
     advice = []
     for finding in findings:
@@ -54,14 +54,15 @@ def as_text(findings: Iterable[Finding]) -> str:
     return redacted(without_folders("\n".join(parts))) + "\n"
 
 
-# In quotes a path may have spaces. A name with a dot in it is a file's, which says what is wrong and not where it lies.
+# A quoted path may have spaces. A last name with a dot is a file's and is kept: it says what is
+# wrong, and not where the file lies.
 ABSOLUTE = r"(?:[A-Za-z]:[\\/]|\\\\|/)"
 QUOTED = re.compile(rf"(?P<quote>['\"])(?P<path>{ABSOLUTE}[^'\"\n]*)(?P=quote)")
 PLAIN = re.compile(rf"(?<![\w.~:/\\])(?P<path>{ABSOLUTE}[^\s:;,'\"()<>|]+)")
 
 
 def without_folders(text: str) -> str:
-    """The text with `...` in place of absolute paths, but for the names of files."""
+    """The text with `...` in place of absolute paths, except for the names of files."""
 
     def name(found: re.Match[str]) -> str:
         last = re.split(r"[\\/]", found["path"])[-1]
@@ -78,7 +79,7 @@ def redacted(text: str, home: str | None = None, user: str | None = None) -> str
     if len(home) > 1 and home != os.sep:
         for spelling in {home, home.replace("\\", "/"), home.replace("/", "\\")}:
             text = re.sub(re.escape(spelling) + r"(?![\w.-])", "~", text, flags=re.IGNORECASE)
-    # Other people's homes too, and one's own on the other side of WSL.
+    # Other users' homes too, and one's own on the other side of WSL.
     text = re.sub(r"((?:/home|/Users|\\Users|/mnt/\w/Users|/run/media|/media)[/\\])[^/\\\s:\"']+", r"\1~", text)
     if user and len(user) > 1:
         text = re.sub(rf"(?<=[/\\]){re.escape(user)}(?=[/\\\s:\"']|$)", "~", text)
@@ -88,5 +89,5 @@ def redacted(text: str, home: str | None = None, user: str | None = None) -> str
 def _user() -> str:
     try:
         return getpass.getuser()
-    except Exception:  # no such entry: a container's nameless user
+    except Exception:  # no such entry, such as a container's nameless user
         return ""

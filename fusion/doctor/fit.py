@@ -1,6 +1,8 @@
-"""How this pack and this ComfyUI fit: whether they ran together, what has stepped aside, what ComfyUI offers that we leave to it.
+"""Fit of this pack and this ComfyUI: whether they ran together, what has stepped aside, and what is
+left to ComfyUI.
 
-Verdicts of trials are kept on disk (`compatibility/verdicts.py`), so that a doctor without ComfyUI tells them too.
+Verdicts of trials are kept on disk (`compatibility/verdicts.py`), so that a doctor without ComfyUI
+tells them too.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from ..compatibility.verdicts_file import FILE, VerdictsFile
 from .findings import ADVICE
 
 DOCUMENT = "docs/comfyui-versions.md"
-# What newer ComfyUIs have and our code does not take, by the module that has it; and who serves it then.
+# Features of newer ComfyUIs that this pack does not use, by module: how to tell, and what serves
+# instead.
 UNUSED: tuple[tuple[str, Callable[[ModuleType], bool], str], ...] = (
     (
         "comfy.ldm.modules.attention",
@@ -69,7 +72,7 @@ def _aside(version: str | None) -> Iterator[str]:
     file = VerdictsFile(device_code.cache_folder() / FILE)
     file.get("")
     said = {str(one.reason) for one in now}
-    newest = {}  # by specimen, card and type: later ones stand later in the file
+    newest = {}  # by specimen, card and type; later verdicts stand later in the file
     for key, verdict in file.entries:
         name, comfyui, torch, pack, where, dtype, *_ = key.split("|")
         if comfyui == f"ComfyUI {version}" and pack == needed_comfyui.pack_version():

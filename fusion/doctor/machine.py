@@ -1,4 +1,4 @@
-"""The machine and its torch: what can be told without a card."""
+"""The machine and its torch: facts that need no card."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ def memory() -> Iterator[str]:
 
 
 def locked_limit() -> str | None:
-    """RLIMIT_MEMLOCK in words; None on a system without one. (The NVIDIA driver is not bound by it.)"""
+    """RLIMIT_MEMLOCK in words; None on a system without one. (It does not bind the NVIDIA
+    driver.)"""
     if sys.platform == "win32":
         return None
     import resource  # noqa: PLC0415 - not on Windows
@@ -69,7 +70,7 @@ def locked_limit() -> str | None:
 
 
 def pack() -> Iterator[str]:
-    """Our own version, and what kind of place it is installed in: the place itself is nobody's business."""
+    """Our version, and the kind of place it is installed in. The place itself is private."""
     root = Path(__file__).resolve().parents[2]
     place = (
         "in ComfyUI's custom_nodes" if root.parent.name == "custom_nodes" else "not below a folder named custom_nodes"

@@ -1,4 +1,4 @@
-"""How a model's file holds its weights, told from its header: types, and how much there is of each."""
+"""The types of a model file's weights and the bytes of each, from its header."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GIB = 2**30
 
 
 def stored(path: Path | None) -> Iterator[str]:
-    """path: of one model's file, of several its first. The name of a sound file is nobody's business."""
+    """path: a model's file, or the first of several. The name of a sound file is private."""
     from ...memory import BadFile, Checkpoint  # noqa: PLC0415 - where torch does not import there is a report too
     from ..base import file_formats  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""A device as its driver tells it, for `base/card_rates.py`."""
+"""A device's figures as its driver tells them, for `base/card_rates.py`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ...gpu.cuda import CLOCK_KHZ, MEMORY_BUS_BITS, MEMORY_CLOCK_KHZ, MULTIPROCE
 from ..base.card_rates import Card
 from ..doctor.card import NO_TENSOR_CORES
 
-TRANSFERS = 2  # of GDDR in a clock of the memory
+TRANSFERS = 2  # of GDDR per clock of the memory
 
 
 def card_of(device: Any) -> Card | None:
-    """None: it is no NVIDIA card."""
+    """The figures of an NVIDIA card; None for another device."""
     device = torch.device(device)
     if device.type != "cuda" or torch.version.hip:
         return None
@@ -27,7 +27,7 @@ def card_of(device: Any) -> Card | None:
             driver().attribute(index, which)
             for which in (MULTIPROCESSORS, CLOCK_KHZ, MEMORY_CLOCK_KHZ, MEMORY_BUS_BITS)
         )
-    except (NoDriver, CudaError):  # what is not told is 0, and nothing is reckoned with it
+    except (NoDriver, CudaError):  # unknown figures are 0, and nothing is reckoned with them
         count = clock = memory = bits = 0
     bandwidth = TRANSFERS * memory * 1e3 * bits / 8
     return Card(name, (capability[0], capability[1]), count, clock * 1e3, bandwidth, has_tensor_cores)

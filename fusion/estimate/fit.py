@@ -1,4 +1,5 @@
-"""Whether a latent fits beside a model's weights, by the reckoning that the loaders go by (`patcher/vram_estimate.py`)."""
+"""Whether a latent fits beside a model's weights, by the estimate that the loaders use
+(`patcher/vram_estimate.py`)."""
 
 from __future__ import annotations
 
@@ -28,18 +29,20 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class Fit:
-    """All in bytes of the device.
+    """All fields are bytes of the device, unless they say otherwise.
 
-    free         what there is for the model, its step and the reserve: what is free, what the model holds, and what ComfyUI
-                 unloads for it, of which the last is `others`
-    rest         of the model, what does not stream
-    sizes        of the blocks, in order, or where not even two of them fit of their parts; stored: share of them that crosses the
-                 bus
-    held         what they get; window: of this what blocks pass through; kept: beside, for texts, so that weights that see these
-                 alone pass once for a prompt, and are not among the sizes
-    stays, passes  how many stay, and how many pass through
-    activations  of a step, computed in so many forwards; least: of one prompt alone, in small pieces
-    lacks        what is missing, where it does not fit
+    free         for the model, its step and the reserve: what is free, what the model holds, and
+                 `others`, what ComfyUI unloads for it
+    rest         the part of the model that does not stream
+    sizes        of the blocks in order, or of their parts if not even two blocks fit
+    stored       share of `sizes` that crosses the bus
+    held         what the blocks get; window: the part of it that blocks pass through
+    kept         in addition, for keys and values of texts. Weights that see only texts then pass
+                 once for a prompt, and are not among `sizes`
+    stays, passes  how many blocks stay, and how many pass through
+    activations  of a step, computed in `forwards` forwards; least: of one prompt alone, in small
+                 pieces
+    lacks        what is missing, if it does not fit
     """
 
     verdict: Verdict
@@ -62,17 +65,18 @@ class Fit:
 
     @property
     def model(self) -> int:
-        """All of the blocks."""
+        """Bytes of all blocks."""
         return sum(self.sizes)
 
     @property
     def taken(self) -> int:
-        """Of what is free."""
+        """Bytes taken of `free`."""
         return self.rest + self.held + self.kept + self.activations
 
 
 def fit_of(patcher: Any, shape: Sequence[int], prompts: int, *, is_automatic: bool = False) -> Fit:
-    """Of a streamed MODEL, for a latent of this shape. prompts: of each step. is_automatic: as if its vram_budget were."""
+    """The fit of a streamed MODEL for a latent of this shape. prompts: of each step. is_automatic:
+    as if its vram_budget were automatic."""
     stream: BlockStream = patcher.stream
     reckoning: Reckoning = getattr(patcher.model, RECKONING)
     device = torch.device(patcher.load_device)
@@ -90,7 +94,8 @@ def fit_of(patcher: Any, shape: Sequence[int], prompts: int, *, is_automatic: bo
     forwards = (
         1 if prompts == 1 or STOCK_ASKS * batched < free - rest - plan.footprint - segmentation.text_bytes else prompts
     )
-    saved = reckoning.ratio * reckoning.saves if reckoning.is_ours else 0.0  # by computing in smaller pieces
+    # saved by computing in smaller pieces
+    saved = reckoning.ratio * reckoning.saves if reckoning.is_ours else 0.0
     needed = rest + stream.residency.narrow + int(one - saved) + own_reserve()
     return Fit(
         verdict=_verdict(needed, free, streams=bool(plan.streamed or plan.rare)),
@@ -122,7 +127,7 @@ def _verdict(needed: int, free: int, *, streams: bool) -> Verdict:
 
 
 def _others(patcher: Any, device: torch.device) -> int:
-    """Bytes of the device that other models hold, which ComfyUI unloads for this one."""
+    """Bytes of the device that other models hold, and that ComfyUI unloads for this one."""
     loaded = [one for one in list(comfy.model_management.current_loaded_models) if one.model is not None]
     theirs = {
         id(one.model.model): one for one in loaded if one.model.model is not patcher.model and one.device == device
@@ -132,7 +137,8 @@ def _others(patcher: Any, device: torch.device) -> int:
 
 @contextmanager
 def _asked(model: Any, shape: Sequence[int], prompts: int) -> Iterator[tuple[float, float, float]]:
-    """As stock asks before it loads, and when it batches. Yields the bytes for one prompt, for all, and what stock is told then."""
+    """Ask for memory as stock does before it loads and when it batches. Yields bytes for one
+    prompt, for all, and what stock is told when it batches."""
     reckoning: Reckoning = getattr(model, RECKONING)
     before, pair = reckoning.is_alone, [2 * shape[0], *shape[1:]]
     reckoning.is_alone = prompts == 1
@@ -147,7 +153,7 @@ def _asked(model: Any, shape: Sequence[int], prompts: int) -> Iterator[tuple[flo
 
 
 def _room(patcher: Any, free: int) -> float:
-    """Bytes for the blocks if so much were free: asked of a clone, which is told so."""
+    """Bytes for the blocks if `free` bytes were free. Asks a clone that believes so."""
     asked = patcher.clone()
     asked._free = lambda _device: free - patcher.loaded_size()
     room: float = asked._room(math.inf)

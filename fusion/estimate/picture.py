@@ -1,4 +1,4 @@
-"""An estimate as a picture: memory as a bar, and how long it takes beside what would change it."""
+"""An estimate as a picture: memory as a bar, and its time beside those of possible changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROW = 54
 
 
 def draw(found: Estimate, theme: ThemeName = "dark") -> Image.Image:
-    """RGB, as wide as WIDTH; as high as there is something to show."""
+    """The picture: RGB, WIDTH wide, as high as its content."""
     canvas = Canvas(theme)
     canvas.line(found.title)
     below = " | ".join(word for word in (found.card, found.kernels) if word)
@@ -40,7 +40,7 @@ def draw(found: Estimate, theme: ThemeName = "dark") -> Image.Image:
 
 
 def memory(canvas: Canvas, fit: Fit) -> None:
-    """One bar: what is taken, of what is free; what is too much stands over its end."""
+    """Draw one bar: bytes taken, against bytes free. An excess stands over its end."""
     theme = canvas.theme
     parts = [
         ("weights", fit.held - fit.window + fit.kept, theme.resident),
@@ -58,7 +58,7 @@ def memory(canvas: Canvas, fit: Fit) -> None:
         canvas.rect((x, top + 12, max(x + 1, x + nbytes * scale - 1), top + 56), colour)
         x += nbytes * scale
     limit = start + fit.free * scale
-    if x > limit:  # too much of it
+    if x > limit:  # more than is free
         canvas.rect((limit, top + 48, x, top + 60), theme.stall)
     canvas.rect((limit - 2, top + 6, limit + 1, top + 62), theme.ink)
     told = [f"{size(nbytes)} {name}" for name, nbytes, _ in parts]
@@ -67,7 +67,7 @@ def memory(canvas: Canvas, fit: Fit) -> None:
 
 
 def times(canvas: Canvas, found: Estimate) -> None:
-    """A bar of minutes for what was asked, and for each change that is known."""
+    """Draw a bar of time for the work as it is, and for each change whose time is known."""
     theme = canvas.theme
     assert found.total is not None and found.seconds is not None
     is_too_large = found.fit is not None and found.fit.verdict is Verdict.NOT
@@ -96,7 +96,7 @@ def times(canvas: Canvas, found: Estimate) -> None:
 
 
 def _fits(found: Estimate, fit: Fit | None) -> str:
-    """What is more than a time: that it fits, where the rest does not, or the other way round."""
+    """Words for a change that decides whether it fits; else empty."""
     if fit is None or found.fit is None or (fit.verdict is Verdict.NOT) == (found.fit.verdict is Verdict.NOT):
         return ""
     return fit.verdict.value

@@ -32,11 +32,11 @@ from .fit import Fit, Verdict, fit_of
 from .sums import Blocks, step_seconds
 
 TIERS = ("precise", "fast", "turbo")
-FEW_STEPS = 4  # of a model with a LoRA that was made for few
-WORTH = 0.97  # of the time: what saves less is not told
-SMALLER = 2 / 3  # of a side
-LEAST_SIDE = 32  # of a latent that a smaller one is told for
-MULTIPLE = 2  # of a latent's sides: what patches need
+FEW_STEPS = 4  # of a model with a LoRA for few steps
+WORTH = 0.97  # share of the time: changes that save less are not told
+SMALLER = 2 / 3  # share of a side
+LEAST_SIDE = 32  # of a latent; a smaller size is not proposed
+MULTIPLE = 2  # of a latent's sides, as patches need
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,8 @@ class Work:
 
 @dataclass(frozen=True)
 class Change:
-    """Something else that one could do. what: its kind and its values, for words. seconds: of a step; None: nobody knows."""
+    """A possible change. what: its kind; values: for its words. seconds: of a step; None: not
+    known."""
 
     what: str
     values: tuple[Any, ...]
@@ -67,11 +68,11 @@ class Change:
 class Estimate:
     """
     title, card, kernels  the model, the device and the policy, in words
-    auto                  what the quality `auto` comes to; None: another quality
-    pixels                frames, height and width of what the latent stands for; 0 frames: of a picture
-    fit                   None: the model does not stream, and ComfyUI's own memory management has its weights
-    seconds, source       of a step; None: nobody knows
-    by                    the sampling that it rests on, where it rests on one
+    auto                  how the quality `auto` computes here; None: another quality
+    pixels                frames, height and width that the latent stands for; 0 frames: a picture
+    fit                   None: the model does not stream, and ComfyUI manages its weights
+    seconds, source       of a step; None: not known
+    by                    the sampling that it rests on, if any
     assumed_bus           whether the rate of the bus was assumed
     """
 
@@ -95,8 +96,8 @@ class Estimate:
 
 
 def estimate(model: Any, shape: Sequence[int], steps: int, guidance: float) -> Estimate:
-    """shape: of the latent, [batch, channels, ...]. guidance: with 1 a step computes one prompt. What cannot be found out becomes a
-    gap."""
+    """The estimate for a MODEL. shape: of the latent, [batch, channels, ...]. guidance: if 1, a
+    step computes one prompt. Errors become gaps."""
     gaps: list[str] = []
     work = Work(_for_model(model, shape), steps, 1 if guidance == 1.0 else 2)
     found = Estimate("model", "", "", work, (0, 0, 0))
@@ -110,7 +111,8 @@ def estimate(model: Any, shape: Sequence[int], steps: int, guidance: float) -> E
 
 
 def _for_model(model: Any, shape: Sequence[int]) -> tuple[int, ...]:
-    """As stock makes an empty latent fit the model: its channels, and a dimension for frames."""
+    """The latent's shape, fitted to the model as stock fits an empty latent: its channels, and a
+    dimension for frames."""
     wanted = model.model.latent_format
     fitted = list(shape)
     if len(fitted) == 4 and wanted.latent_dimensions == 3:
@@ -126,7 +128,8 @@ def pixels_of(model: Any, shape: Sequence[int]) -> tuple[int, int, int]:
 
 
 def shape_of(model: Any, pixels: tuple[int, int, int], batch: int = 1, more: int = 0) -> tuple[int, ...]:
-    """Of the latent for frames, height and width; 0 frames: for a picture. more: of its frames, beyond those."""
+    """Shape of the latent for these frames, height and width; 0 frames: for a picture. more:
+    additional frames of the latent."""
     wanted = model.model.latent_format
     frames, *sides = pixels
     shape = (batch, int(wanted.latent_channels), *(int(side // wanted.spacial_downscale_ratio) for side in sides))
@@ -140,7 +143,7 @@ def shape_of(model: Any, pixels: tuple[int, int, int], batch: int = 1, more: int
 
 
 class _Case:
-    """A streamed MODEL on its card: what a step takes under any work and precision."""
+    """A streamed MODEL on its card: the seconds of a step under any work and precision."""
 
     def __init__(self, model: Any, card: str) -> None:
         self.model, self.stream = model, model.stream
@@ -157,7 +160,8 @@ class _Case:
         self.bus, self.assumed_bus = self._bus()
 
     def _bus(self) -> tuple[float | None, bool]:
-        """Bytes per second, as far as this process has seen; else None: the card's row has one, or it is assumed."""
+        """Bytes per second of the bus that this process has seen, and whether the rate is assumed.
+        None: the card's row has one, or it is assumed."""
         rate = self.stream.residency.ledger.rate()
         return (rate, False) if rate else (None, self.card is not None)
 
@@ -167,7 +171,7 @@ class _Case:
         return self.family.cost(self.net, work.shape)
 
     def sums(self, work: Work, fit: Fit, who: str) -> tuple[float, Source] | None:
-        """Seconds of a step by adding up; None: this model or this card nobody has counted."""
+        """Seconds of a step by adding up; None if there are no figures for this model or card."""
         cost = self.cost(work)
         rates = None if self.card is None or cost is None else rates_of(self.card, who, cost.width)
         if rates is None or cost is None or self.is_sparse:
@@ -178,7 +182,8 @@ class _Case:
         return work.shape[0] * step_seconds(cost, speed, passes, blocks, work.prompts, fit.forwards), source
 
     def operations(self, work: Work) -> float | None:
-        """Of a step: by these a run at one size tells of another, on a card of which no rates are known."""
+        """Operations of a step. They scale a run at one size to another, on a card without known
+        rates."""
         cost = self.cost(work)
         return None if cost is None else work.shape[0] * work.prompts * (cost.gemm + cost.attention)
 
@@ -201,7 +206,7 @@ def _streamed(found: Estimate, case: _Case) -> Estimate:
 
 
 def _seconds(case: _Case, work: Work, fit: Fit, before: Sampled | None) -> tuple[float | None, Source | None]:
-    """Of a step, by the best that there is."""
+    """Seconds of a step, from the best source available."""
     added = case.sums(work, fit, case.who)
     if before is not None:
         if before.shape == work.shape and before.prompts == work.prompts:
@@ -214,7 +219,7 @@ def _seconds(case: _Case, work: Work, fit: Fit, before: Sampled | None) -> tuple
 
 
 def _ratio(case: _Case, work: Work, fit: Fit, who: str, then: Work, then_fit: Fit | None = None) -> float | None:
-    """How many times as long a step takes as under the other work and the model's own precision."""
+    """Seconds of a step, relative to a step of the other work at the model's own precision."""
     then_fit = then_fit or fit_of(case.model, then.shape, then.prompts)
     here, there = case.sums(work, fit, who), case.sums(then, then_fit, case.who)
     if here is not None and there is not None:
@@ -229,7 +234,7 @@ def _ratio(case: _Case, work: Work, fit: Fit, who: str, then: Work, then_fit: Fi
 
 
 def _changes(found: Estimate, case: _Case, fit: Fit, who: str) -> Iterator[Change]:
-    """What would be faster, or fit."""
+    """Changes that would be faster, or would fit."""
     for what, values, work, tier in _others(found, case, who):
         other = fit_of(case.model, work.shape, work.prompts, is_automatic=what == "budget")
         ratio = None if found.seconds is None else _ratio(case, work, other, tier, found.work, fit)
@@ -249,7 +254,8 @@ def _is_worth(change: Change, found: Estimate) -> bool:
 
 
 def _faster_tiers(case: _Case, who: str) -> tuple[str, ...]:
-    """The qualities beyond this one, each by whose rates it is reckoned. With an INT8 file `auto` is one: it multiplies bytes."""
+    """The qualities beyond this one, each named by the rates that it is reckoned at. For an INT8
+    file `auto` is one of them, because it multiplies bytes."""
     if who == STORED:
         return TIERS[-1:]
     beyond = TIERS[TIERS.index(who) + 1 :] if who in TIERS else ()

@@ -1,6 +1,7 @@
-"""Seconds of a step, added up: products and attention are operations over a rate, all else bytes over the memory's bandwidth,
-weights that do not stay bytes over the bus, beside the computing as the plan has them. Nothing in here is fitted to a measured
-row: what it is off by, bench/results.md says."""
+"""Seconds of a step, added up from parts: products and attention are operations over a rate; all
+else is bytes over the memory's bandwidth; streamed weights are bytes over the bus, overlapped with
+computing as the plan has it. Nothing here is fitted to a measured row: bench/results.md has the
+errors."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from ..base.cost import Cost
 
 @dataclass(frozen=True)
 class Blocks:
-    """What streams. sizes: bytes of each block on the device, in order; stored: share of them that crosses the bus; held: bytes of
-    the device for them."""
+    """The streamed blocks. sizes: bytes of each on the device, in order. stored: share of them that
+    crosses the bus. held: bytes of the device for them."""
 
     sizes: Sequence[int]
     stored: float
@@ -24,7 +25,8 @@ class Blocks:
 
 
 def step_seconds(cost: Cost, rates: Rates, passes: Passes, blocks: Blocks, prompts: int, forwards: int) -> float:
-    """One step of so many prompts, computed in so many forwards: each of these brings the weights that do not stay."""
+    """Seconds of one step of `prompts` prompts, computed in `forwards` forwards. Each forward
+    brings the weights that do not stay."""
     compute = prompts / forwards * compute_seconds(cost, rates, passes)
     total = sum(blocks.sizes)
     if total == 0:

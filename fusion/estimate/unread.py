@@ -1,7 +1,8 @@
-"""A MODEL of which only the file's header was read: an estimate asks how large everything is, and for no number in it.
+"""A MODEL built from a file's header, because an estimate needs every tensor's size and no numbers.
 
-It is built as the loaders build theirs, and is never loaded, so it costs neither VRAM nor the reading of embeddings. The file is
-closed again: it can be replaced while the page shows an estimate of it.
+It is built as the loaders build theirs, and is never loaded, so it costs neither VRAM nor the
+reading of embeddings. The file is closed again, so that it can be replaced while the page shows an
+estimate of it.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from ..load.diffusion import streamed_from
 from ..load.request import LoadRequest
 from ..stream import progress
 
-SMALL = 1 << 16  # bytes of a tensor that is read all the same: flags and tables that a network is made by
+# bytes: smaller tensors are read, because networks are made by such flags and tables
+SMALL = 1 << 16
 
 
 class HeaderOnly(Checkpoint):
-    """Large tensors are without bytes to whoever wants to keep them."""
+    """A checkpoint whose large tensors have no bytes when they are kept."""
 
     def keep(self, extent: Extent) -> torch.Tensor:
         if extent.nbytes <= SMALL:
@@ -33,8 +35,8 @@ class HeaderOnly(Checkpoint):
 
 
 def unread_model(path: str, policy: KernelPolicy, vram_budget: float, *, is_checkpoint: bool = False) -> Any | None:
-    """As the loader with these inputs would hand it out, never to be sampled with. None: ComfyUI's own memory management would
-    have its weights. Raises what the loader would raise of the file."""
+    """The MODEL that the loader with these inputs would hand out, not for sampling. None: ComfyUI's
+    own memory management would have its weights. Raises the loader's errors about the file."""
     request = LoadRequest(path, Role.DIFFUSION, policy, vram_budget, is_checkpoint)
     if vram_budget == 0 or other_cards.lacks(request.device) is not None:
         return None

@@ -1,4 +1,4 @@
-"""An estimate in words: the one place that has them, for the text and for the picture."""
+"""The words of an estimate, for the text and for the picture."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def verdict(fit: Fit) -> str:
 
 
 def memory(fit: Fit) -> Iterator[tuple[str, str]]:
-    """What takes how much, by name."""
+    """Parts of the memory by name, with their sizes."""
     others = f", of which ComfyUI unloads {size(fit.others)} of other models first" if fit.others else ""
     yield "free for it", size(fit.free) + others
     yield "weights of blocks", f"{size(fit.held)} of {size(fit.model)}"
@@ -91,7 +91,7 @@ def time(found: Estimate) -> str:
 
 
 def basis(found: Estimate) -> str:
-    """What the seconds rest on."""
+    """Words for the source of the seconds."""
     assert found.source is not None
     words = found.source.value
     if found.source is Source.SCALED and found.by is not None:
@@ -132,7 +132,7 @@ def change_effect(change: Change, found: Estimate) -> str:
 
 
 def running(reading: Reading) -> str:
-    """Under a loader while its model samples."""
+    """The line under a loader while its model samples."""
     if reading.is_over:
         return sampling_words(Sampling(reading.step, reading.seconds or 0.0, reading.spent))
     if reading.seconds is None or reading.left is None:

@@ -1,6 +1,7 @@
-"""What a run did, for a person to read: gathered once, then written as text, drawn as a picture, kept as JSON.
+"""A report on a run, for a person: gathered once, then written as text, drawn as a picture, kept as
+JSON.
 
-found = gather(model)              # never raises; what could not be found out stands in `found.gaps`
+found = gather(model)              # never raises; gaps in the report are listed in `found.gaps`
 as_text(found), draw(found, "dark"), as_json(found)
 """
 

@@ -1,4 +1,5 @@
-"""What to change to go faster, or to do with less: rules over a report, each with the figures it rests on."""
+"""Advice on going faster or needing less: rules over a report, each with the figures it rests
+on."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ from collections.abc import Iterator
 
 from .data import GIB, Report, WhatIf, duration, size
 
-WORTH = 0.05  # of a pass: what is less is not worth a word
-SLOW_DISK = 8e9  # bytes per second: below, the bus is not what one waits for, on PCIe 3 and later
+WORTH = 0.05  # share of a pass: less is not worth a word
+SLOW_DISK = 8e9  # bytes per second; a lower rate is the disk's, because PCIe 3 and later are faster
 
 
 def advise(report: Report) -> tuple[str, ...]:
@@ -16,7 +17,7 @@ def advise(report: Report) -> tuple[str, ...]:
 
 
 def rules(report: Report) -> Iterator[str]:
-    """In order of weight."""
+    """Advice in order of weight."""
     if not report.streams:
         return
     if not report.passes:
@@ -56,7 +57,9 @@ def rules(report: Report) -> Iterator[str]:
 
 
 def faster_qualities(tier: str) -> Iterator[str]:
-    """What adds in FP16, which a GeForce card does twice as fast, and rounds more. An INT8 file is unpacked by Balanced."""
+    """Advise qualities that add in FP16, which a GeForce card does twice as fast, and which round
+    more. 'Balanced' is not advised for a tier that computes as stored, because it unpacks an INT8
+    file."""
     rounds = (
         "'Fastest' also rounds attention's queries and keys to 8 bits, which is faster still for long or large videos. Look "
         "whether you see the difference."

@@ -1,6 +1,7 @@
-"""A sheet to draw on: a theme, two sizes of letters, and the shapes that the panels are made of.
+"""A sheet to draw on: a theme, two letter sizes, and the shapes that the panels are made of.
 
-Twice the width of a node: the front end scales the picture down to it, and letters stay sharp.
+It is twice as wide as a node, because the front end scales the picture down to it and letters then
+stay sharp.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ ThemeName = Literal["dark", "light"]
 
 @dataclass(frozen=True)
 class Theme:
-    """Colours: ground, panel, letters, letters of less weight, and one for each kind of thing. Use and stall differ in
-    lightness as well as in hue, for eyes that do not tell red from green."""
+    """Colours: ground, panel, letters, fainter letters, and one for each kind of thing. Use and
+    stall differ in lightness as well as in hue, for eyes that do not tell red from green."""
 
     ground: str
     panel: str
@@ -42,7 +43,7 @@ Box = tuple[float, float, float, float]
 
 
 def font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    """Pillow's own; one without FreeType has a single size."""
+    """Pillow's own font; without FreeType it has a single size."""
     try:
         return ImageFont.load_default(size)
     except (TypeError, ImportError, OSError):
@@ -70,7 +71,7 @@ class Canvas:
         self.pen.text((x, y), text, colour or self.theme.ink, kind, place)
 
     def fitted(self, text: str, room: float, size: int = LETTER) -> str:
-        """The text, or as much of it as there is room for."""
+        """The text, shortened to the room there is."""
         if self.width_of(text, size) <= room:
             return text
         while text and self.width_of(text + "...", size) > room:
@@ -78,7 +79,7 @@ class Canvas:
         return text + "..."
 
     def line(self, text: str, size: int = LETTER, colour: str | None = None) -> None:
-        """A line of text over the whole width, broken into more where it must be."""
+        """Write text over the whole width, in several lines if it must be broken."""
         room, words, row = WIDTH - 2 * MARGIN, text.split(), ""
         for word in words:
             longer = f"{row} {word}".strip()
@@ -92,12 +93,13 @@ class Canvas:
         self.y += size * 1.35
 
     def rect(self, box: Box, colour: str, outline: str | None = None) -> None:
-        """At least one pixel wide and high."""
+        """Draw a rectangle of at least one pixel in width and height."""
         left, top, right, bottom = box
         self.pen.rectangle((left, top, max(right, left + 1), max(bottom, top + 1)), colour, outline)
 
     def panel(self, title: str, height: float, keys: Sequence[tuple[str, str]] = ()) -> Box:
-        """Room for a plot under its title; `keys` name its colours. Returns the box to draw in."""
+        """Draw the panel of a plot under its title; `keys` name its colours. Returns the box to
+        draw in."""
         self.y += 12
         self.text(MARGIN, self.y, title)
         x = WIDTH - MARGIN - sum(self.width_of(name, SMALL) + 52 for name, _ in keys)
@@ -112,7 +114,7 @@ class Canvas:
         return box
 
     def axis(self, box: Box, marks: Sequence[tuple[float, str]]) -> None:
-        """Words under a box, at shares of its width; those at the ends do not stand over."""
+        """Write words under a box, at shares of its width; those at the ends stay within it."""
         left, _, right, bottom = box
         for share, word in marks:
             anchor = "la" if share <= 0.02 else "ra" if share >= 0.98 else "ma"

@@ -1,4 +1,4 @@
-"""Two reports side by side: what differs as text, both pictures beside each other."""
+"""Two reports side by side: their differences as text, their pictures beside each other."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FIGURES: tuple[tuple[str, Callable[[Report], float], Callable[[float], str]], ..
 
 
 def draw_pair(first: Report, second: Report, theme: ThemeName = "dark") -> Image.Image:
-    """Both pictures, the second one to the right."""
+    """Both pictures in one, the second to the right."""
     pictures = [draw(first, theme), draw(second, theme)]
     width = sum(picture.width for picture in pictures)
     sheet = Image.new("RGB", (width, max(picture.height for picture in pictures)), THEMES[theme].ground)
@@ -55,7 +55,7 @@ def lines(first: Report, second: Report) -> Iterator[str]:
 
 
 def differing(first: Report, second: Report) -> Iterator[str]:
-    """Ops that another kernel served, and slowest waits that moved."""
+    """Ops that other kernels served, and refusals that only the second report has."""
     found = [{(row.op, row.shape): row.winner for row in report.kernels} for report in (first, second)]
     changed = [
         (key, found[0][key], found[1][key]) for key in found[0] if found[1].get(key, found[0][key]) != found[0][key]

@@ -1,4 +1,4 @@
-"""A report as plain values: nothing in it keeps a model, a tensor or memory alive."""
+"""A report as plain values. It keeps no model, tensor or memory alive."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class LayerRow:
     nbytes     in VRAM
     stored     bytes in the file, and over the bus
     resident   whether it stays in VRAM
-    use, copy, stall    seconds in a typical pass: of computing with it, of bringing it, of waiting for it
-    predicted  seconds of stall by the plan at the measured rates, where that is known
-    rare       whether passes do without it as a rule
+    use, copy, stall    seconds in a typical pass: computing with it, bringing it, waiting for it
+    predicted  seconds of stall by the plan at the measured rates, if known
+    rare       whether most passes do without it
     """
 
     name: str
@@ -45,7 +45,8 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Memory:
-    """A pool: bytes taken now, the most there ever were (None: not known), and what may be taken."""
+    """A pool of memory: bytes taken now, bytes that may be taken, and the most ever taken (None:
+    not known)."""
 
     name: str
     used: int
@@ -55,7 +56,8 @@ class Memory:
 
 @dataclass(frozen=True)
 class WhatIf:
-    """What the plan predicts for another budget, at the measured rates. nbytes: of VRAM for the blocks."""
+    """The plan's prediction for another budget, at the measured rates. nbytes: of VRAM for the
+    blocks."""
 
     nbytes: int
     seconds: float
@@ -63,7 +65,7 @@ class WhatIf:
 
 @dataclass(frozen=True)
 class KernelRow:
-    """Who computed an op. why: in words, or with the measured times."""
+    """The candidate that computed an op. why: in words, or with the measured times."""
 
     op: str
     shape: str
@@ -82,12 +84,13 @@ class RefusalRow:
 
 @dataclass(frozen=True)
 class Sparsity:
-    """What became of attentions that may be sparse.
+    """Counts of attentions that may be sparse.
 
-    asked      what is to be visited, in words
-    attentions how many were sparse, of all that there were
-    visited    share of the key blocks that these visited; None: there was none
-    seconds, dense_seconds    how long one takes that is sparse, and one that could be and is dense; None: not timed
+    asked      the setting, in words
+    attentions how many were sparse
+    visited    share of the key blocks that these visited; None: there were none
+    seconds, dense_seconds    of one sparse attention, and of one that could be sparse and was
+                              dense; None: not timed
     dense      (why, how many) of those that stayed dense
     """
 
@@ -105,7 +108,8 @@ class Sparsity:
 
 @dataclass(frozen=True)
 class Sampling:
-    """The last one. seconds: of a step; spent: in all, the first step included, which brings the weights."""
+    """The last sampling. seconds: of a step; spent: in all, with the first step, which brings the
+    weights."""
 
     steps: int
     seconds: float
@@ -114,7 +118,8 @@ class Sampling:
 
 @dataclass(frozen=True)
 class LiveStage:
-    """seconds: usually, of a group of frames. waited: before it begins, when what it gets is there."""
+    """A stage of a live video. seconds: the usual time for a group of frames. waited: the usual
+    delay between the arrival of its input and its beginning."""
 
     name: str
     seconds: float
@@ -123,8 +128,13 @@ class LiveStage:
 
 @dataclass(frozen=True)
 class Live:
-    """The last live video. rate: frames a second of the last groups. overlap: of the time in which a stage ran, the share in which
-    several did. timeline: stages of the last groups, `layer` the group's number. replayed: encodings and decodings, as graphs."""
+    """The last live video.
+
+    rate      frames a second, over the last groups
+    overlap   of the time in which a stage ran, the share in which several did
+    timeline  stages of the last groups; `layer` is the group's number
+    replayed  encodings and decodings that were replayed as CUDA graphs
+    """
 
     frames: int
     skipped: int
@@ -138,13 +148,15 @@ class Live:
 
 @dataclass(frozen=True)
 class Report:
-    """title: the model. state: in a sentence, where its weights are. All else is empty where it does not apply."""
+    """title: the model. state: where its weights are, in a sentence. Fields that do not apply are
+    empty."""
 
     title: str
     state: str
     device: str = ""
     policy: str = ""
-    tier: str = ""  # by whose rates a streamed model of a family computes: a precision, `stored` or ComfyUI's
+    # whose rates a family's streamed model computes at: a precision, `stored` or ComfyUI's
+    tier: str = ""
     streams: bool = False
     passes: int = 0
     slots: int = 0
@@ -170,7 +182,7 @@ class Report:
 
     @property
     def pass_seconds(self) -> float:
-        """Of a typical pass through the blocks: computing and waiting."""
+        """Seconds of a typical pass through the blocks: computing and waiting."""
         return sum(layer.use + layer.stall for layer in self.layers)
 
     @property
@@ -187,12 +199,12 @@ class Report:
 
     @property
     def streamed_bytes(self) -> int:
-        """Over the bus in each pass."""
+        """Bytes over the bus in each pass."""
         return sum(layer.stored for layer in self.layers if not layer.resident and not layer.rare)
 
 
 def as_dict(report: Report) -> dict[str, Any]:
-    """All of it, and the sums."""
+    """All fields, and the sums."""
     sums = {
         "pass_seconds": report.pass_seconds,
         "stall_seconds": report.stall_seconds,
@@ -208,14 +220,14 @@ def as_json(report: Report) -> str:
 
 
 def size(nbytes: float) -> str:
-    """Bytes for people."""
+    """Bytes in words."""
     if nbytes >= 0.1 * GIB:
         return f"{nbytes / GIB:.2f} GiB"
     return f"{nbytes / 2**20:.1f} MiB" if nbytes >= 2**19 else f"{nbytes / 1024:.1f} KiB"
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people."""
+    """Seconds in words."""
     return (
         f"{seconds:.2f} s"
         if seconds >= 1

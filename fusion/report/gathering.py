@@ -1,4 +1,5 @@
-"""From a MODEL to its report. Nothing here may raise: a report is wanted most when something is wrong."""
+"""Gathers a report from a MODEL. Nothing here may raise, because a report is wanted most when
+something is wrong."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ WHOLE = (
 
 
 def gather(model: Any = None) -> Report:
-    """The report on a stock MODEL, streamed or not; None: on what all models share."""
+    """The report on a stock MODEL, streamed or not; without one, on what all models share."""
     gaps: list[str] = []
     stream = stream_of(model)
     report = Report("no model", NO_MODEL) if model is None else Report("model", state_of_whole())
@@ -65,7 +66,7 @@ def gather(model: Any = None) -> Report:
 
 @contextmanager
 def noting(gaps: list[str], what: str) -> Iterator[None]:
-    """What goes wrong in here becomes a line of the report."""
+    """Turn an error in this block into a line of the report."""
     try:
         yield
     except Exception as error:
@@ -78,7 +79,7 @@ def stream_of(model: Any) -> BlockStream | None:
 
 
 def state_of_whole() -> str:
-    """Of a model that does not stream."""
+    """The state of a model that does not stream, in words."""
     reason = other_cards.lacks(comfy.model_management.get_torch_device())
     return (
         WHOLE if reason is None else f"ComfyUI's own memory management has its weights: {reason}. {other_cards.SERVED}"
@@ -105,7 +106,8 @@ def where_it_is(stream: BlockStream) -> str:
 
 
 def what_it_holds(stream: BlockStream) -> str:
-    """Where that is not what the file has, or what is computed with is not what is held."""
+    """Words on weights that are held otherwise than in the file, or are computed in another form
+    than they are held."""
     converted: Counter[tuple[str, str]] = Counter()
     packed: Counter[str] = Counter()
     for weight in (weight for layer in stream.layers for weight in layer.weights):
@@ -127,7 +129,7 @@ def who_computes(stream: BlockStream) -> str:
 
 
 def title(model: Any) -> dict[str, Any]:
-    """The model's class, its file where it is known, and its device."""
+    """The model's class, its file if known, and its device."""
     if model is None:
         return {"device": str(comfy.model_management.get_torch_device())}
     name = type(getattr(model, "model", model)).__name__
@@ -140,7 +142,7 @@ def title(model: Any) -> dict[str, Any]:
 
 
 def sampling(model: Any) -> dict[str, Any]:
-    """Of a streamed MODEL that has sampled."""
+    """The last sampling of a streamed MODEL, if there was one."""
     pace = pace_of(model)
     if pace is None or pace.last is None:
         return {}
@@ -148,7 +150,7 @@ def sampling(model: Any) -> dict[str, Any]:
 
 
 def policy(model: Any) -> dict[str, Any]:
-    """In the words of the nodes."""
+    """The policy in the words of the nodes."""
     if model is None:
         return {}
     found = policy_of_model(model)
@@ -158,7 +160,7 @@ def policy(model: Any) -> dict[str, Any]:
 
 
 def sparsity(model: Any) -> dict[str, Any]:
-    """Of a MODEL that went through the Sparse Attention node."""
+    """Figures of a MODEL that went through the Sparse Attention node."""
     found = None if model is None else sparse_of(model.model_options.get("transformer_options", {}))
     if found is None:
         return {}
@@ -168,12 +170,12 @@ def sparsity(model: Any) -> dict[str, Any]:
 
 
 def live(model: Any) -> dict[str, Any]:
-    """Of a MODEL that a Live Video node has used."""
+    """Figures of a MODEL that a Live Video node has used."""
     return {"live": live_of(model)}
 
 
 def memories(model: Any) -> dict[str, Any]:
-    """The card and the RAM, and what of them is FuseStream's."""
+    """The card and the RAM, and FuseStream's part of them."""
     device = comfy.model_management.get_torch_device() if model is None else torch.device(model.load_device)
     found = []
     stream = stream_of(model)
@@ -207,7 +209,8 @@ def memories(model: Any) -> dict[str, Any]:
         peak = None
         if stream is not None:
             peak = sum(stream.residency.ledger.peak(f"{what} RAM") for what in ("pinned", "registered", "managed"))
-            peak = max(peak, budget.taken)  # of all models, and before all of a layer's pages are registered
+            # `taken` covers all models, and pages that are still to be registered
+            peak = max(peak, budget.taken)
         found.append(Memory("RAM pinned by FuseStream", budget.taken, budget.total, peak))
     ram = measure_ram()
     found.append(Memory("RAM", ram.total - ram.available, ram.total, None))
@@ -215,7 +218,8 @@ def memories(model: Any) -> dict[str, Any]:
 
 
 def kernels(_model: Any) -> dict[str, Any]:
-    """Of all models of this process: an op's choice belongs to its shape, not to a model."""
+    """Process-wide choices and refusals, because tuning choices are keyed by shape, not by
+    model."""
     rows = []
     for choice in LEDGER.choices:
         ranked = sorted(choice.seconds.items(), key=lambda item: item[1])
@@ -228,9 +232,11 @@ def kernels(_model: Any) -> dict[str, Any]:
 
 
 def streaming(stream: BlockStream, model: Any) -> dict[str, Any]:
-    """What the pager's ledger holds; of passes those of this MODEL's branch, where two branches share the stream."""
+    """Figures from the pager's ledger. Passes are those of this MODEL's branch, if two branches
+    share the stream."""
     ledger = stream.residency.ledger
-    order = {layer.name: i for i, layer in enumerate(stream.layers) if not layer.rare}  # passes have the others alike
+    # rare layers do not mark a pass
+    order = {layer.name: i for i, layer in enumerate(stream.layers) if not layer.rare}
     entries = ledger.entries
     passes = cut(entries, order)
     ran = passes_under(len(passes), branches(model), branch_of(model))
@@ -271,8 +277,9 @@ def streaming(stream: BlockStream, model: Any) -> dict[str, Any]:
 
 
 def usual_rate(stream: BlockStream, plan: Plan | None, usual: dict[tuple[str, str], float]) -> float:
-    """Of copies in a typical pass, in bytes as the plan counts them, per second: without the first pass, which finds nothing
-    in the page cache. Where no pass copied anything, of all copies there were."""
+    """Bytes per second of copies in a typical pass, in bytes as the plan counts them. That leaves
+    out the first pass, which finds nothing in the page cache. If no typical pass copied anything,
+    the rate of all copies."""
     if plan is not None:
         copies = [(plan.sizes[i], usual.get(("copy", stream.layers[i].name), 0.0)) for i in plan.streamed]
         seconds = sum(taken for _, taken in copies)
@@ -282,7 +289,8 @@ def usual_rate(stream: BlockStream, plan: Plan | None, usual: dict[tuple[str, st
 
 
 def what_if(plan: Plan, rates: Rates) -> tuple[WhatIf, ...]:
-    """Other budgets: the least, the present one, some between and beyond, and all of the model."""
+    """Predictions for other budgets: the least, the present one, some between and beyond, and the
+    whole model."""
     least, now, whole = least_budget(plan.sizes, plan.rare), plan.footprint, sum(plan.sizes)
     if plan.rare:
         whole = most_budget(plan.sizes, plan.rare)
@@ -301,7 +309,7 @@ def what_if(plan: Plan, rates: Rates) -> tuple[WhatIf, ...]:
 
 
 def trace_of(model: Any) -> str | None:
-    """The Chrome trace of a streamed model; None: there is none."""
+    """The Chrome trace of a streamed model; None if there is none."""
     stream = stream_of(model)
     if stream is None:
         return None

@@ -1,4 +1,5 @@
-"""Live video in a report: its stages, what of them overlapped and what waited, reckoned from the last groups of frames."""
+"""Live video in a report: its stages, their overlap and their waits, from the last groups of
+frames."""
 
 from __future__ import annotations
 
@@ -19,14 +20,15 @@ ROW, LABEL = 54, 124.0
 
 
 def live_of(model: Any) -> Live | None:
-    """Of the last live video that was made with a MODEL, by whichever clone of it."""
+    """The last live video made with a MODEL, by whichever clone of it; None if there is none."""
     tally: Tally | None = getattr(getattr(model, "model", None), LAST_LIVE, None)
     if tally is None or not tally.ran:
         return None
     groups: dict[int, dict[str, Ran]] = {}
     for one in tally.ran:
         groups.setdefault(one.group, {})[one.stage] = one
-    whole = [stages for stages in groups.values() if stages.keys() >= set(STAGES)]  # the oldest may be cut
+    # the oldest group may be cut
+    whole = [stages for stages in groups.values() if stages.keys() >= set(STAGES)]
     if not whole:
         return None
     span = max(one.end for one in tally.ran) - min(stages[STAGES[0]].start for stages in whole)
@@ -48,7 +50,7 @@ def live_of(model: Any) -> Live | None:
 
 
 def _waited(whole: Sequence[Mapping[str, Ran]], stage: str) -> float:
-    """Seconds for which a stage usually begins behind the one that it gets its frames from."""
+    """The usual seconds between the end of the stage before and the beginning of this one."""
     number = STAGES.index(stage)
     if number == 0:
         return 0.0
@@ -74,7 +76,7 @@ def _timeline(whole: Sequence[Mapping[str, Ran]]) -> tuple[Stretch, ...]:
 
 
 def live_lines(found: Live) -> Iterator[str]:
-    """In words."""
+    """Lines on a live video."""
     skipped = f", {counted(found.skipped, 'of them skipped', 'of them skipped')}" if found.skipped else ""
     yield f"{counted(found.frames, 'frame')}{skipped}; {found.rate:.1f} a second at last"
     each = "each frame" if found.batch == 1 else f"each {found.batch} frames"
@@ -88,7 +90,8 @@ def live_lines(found: Live) -> Iterator[str]:
 
 
 def draw_live(canvas: Canvas, report: Report) -> None:
-    """A row for each stage over the time of the last frames; neighbours have two colours in turn."""
+    """Draw a row for each stage over the time of the last frames, groups in two alternating
+    colours."""
     found = report.live
     assert found is not None
     theme = canvas.theme

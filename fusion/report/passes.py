@@ -1,7 +1,8 @@
-"""Passes through the blocks, found in the ledger's timeline: which was the last whole one, and what a layer usually takes.
+"""Passes through the blocks, found in the ledger's timeline: the last whole one, and the usual
+seconds of a layer.
 
-The first pass brings everything and measures kernels; it says little about those that follow, and is left out where there
-are others.
+The first pass brings everything and measures kernels. It says little about later passes, and is
+left out if there are others.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from .data import Stretch
 
 
 def cut(entries: Sequence[Entry], order: Mapping[str, int]) -> list[tuple[float, float]]:
-    """When each pass began and ended, by the uses: a new one begins where the order starts anew. Passes that lack layers (an
-    interrupt, the end of the ring) are left out. A part of a block may be used twice running: for a norm, and what follows it."""
+    """Beginning and end of each pass, by the uses: a pass begins where the order starts anew.
+    Passes that lack layers (an interrupt, the end of the ring) are left out. A part of a block may
+    be used twice running: for a norm, and for what follows it."""
     uses = sorted((e for e in entries if e.kind == "use" and e.layer in order), key=lambda e: e.start)
     groups: list[list[Entry]] = []
     for use in uses:
@@ -28,7 +30,8 @@ def cut(entries: Sequence[Entry], order: Mapping[str, int]) -> list[tuple[float,
 
 
 def begins(passes: Sequence[tuple[float, float]], number: int) -> float:
-    """From when on a pass counts: with the wait for its first layer, which is before the use."""
+    """The time from which a pass counts. It includes the wait for its first layer, which is before
+    the use, and is bounded by the pass before and by the pass's own length."""
     start, end = passes[number]
     before = passes[number - 1][1] if number else start - (end - start)
     return max(before, start - (end - start))
@@ -40,7 +43,8 @@ def last_pass(
     passes: Sequence[tuple[float, float]],
     chosen: Sequence[int] | None = None,
 ) -> tuple[Stretch, ...]:
-    """What happened in the last pass, or the last of those chosen by their numbers, in seconds from its start."""
+    """The timeline of the last pass, or of the last of the `chosen` numbers, in seconds from its
+    start."""
     numbers = range(len(passes)) if chosen is None else chosen
     if not numbers:
         return ()
@@ -61,8 +65,8 @@ def typical(
     chosen: Sequence[int] | None = None,
     most: int = 16,
 ) -> dict[tuple[str, str], float]:
-    """(kind, layer) -> seconds of it in a pass: the median of the last ones, or of the last ones chosen by their numbers, without
-    the first where there are more."""
+    """(kind, layer) -> seconds of it in a pass: the median over the last passes, or over the last
+    of the `chosen` numbers. The first is left out if there are more."""
     numbers = range(len(passes)) if chosen is None else chosen
     if not numbers:
         return {}

@@ -1,4 +1,5 @@
-"""A report as a picture: the last pass as a timeline, every block's waits and place, bandwidth, memory against budgets."""
+"""A report as a picture: the last pass as a timeline, every block's waits and place, bandwidth,
+memory against budgets."""
 
 from __future__ import annotations
 
@@ -11,12 +12,12 @@ from .live import draw_live
 from .text import sampling_words, sparse_words
 
 ROWS = (("copy", "bus"), ("use", "compute"), ("stall", "waits"))
-NOTHING = 1e-3  # of a pass: a wait that is none
-LABEL = 124.0  # room for the names of rows, left of what is drawn over time
+NOTHING = 1e-3  # share of a pass: a shorter wait is not drawn
+LABEL = 124.0  # room for the names of rows, left of a plot over time
 
 
 def draw(report: Report, theme: ThemeName = "dark") -> Image.Image:
-    """RGB, as wide as WIDTH; as high as there is something to show."""
+    """The picture: RGB, WIDTH wide, as high as its content."""
     canvas = Canvas(theme)
     head(canvas, report)
     if report.live is not None:
@@ -51,7 +52,7 @@ def head(canvas: Canvas, report: Report) -> None:
 
 
 def timeline(canvas: Canvas, report: Report) -> None:
-    """Three rows over the time of the last pass."""
+    """Draw three rows over the time of the last pass."""
     theme = canvas.theme
     colours = {"copy": theme.copy, "use": theme.use, "stall": theme.stall, "evict": theme.page, "fill": theme.page}
     rows = ROWS + ((("pages", "pages"),) if any(s.kind in ("evict", "fill") for s in report.timeline) else ())
@@ -65,10 +66,10 @@ def timeline(canvas: Canvas, report: Report) -> None:
         canvas.text(left + 10, top + 30 + 54 * number, name, SMALL, theme.faint, "lm")
     for stretch in report.timeline:
         if stretch.kind == "stall" and stretch.end - stretch.start < span * NOTHING:
-            continue  # a mark is at least a pixel wide, and would make much of a few microseconds
+            continue  # a mark is at least a pixel wide, which would exaggerate a few microseconds
         y = top + 6 + 54 * row_of[stretch.kind]
         x = left + label + stretch.start * scale
-        # Neighbours are told apart by a gap, where there is room for one.
+        # A gap between neighbours, if there is room for one.
         end = max(x + 1, left + label + stretch.end * scale - 1)
         canvas.rect((x, y, end, y + 46), colours[stretch.kind])
     share = label / (right - left)
@@ -76,7 +77,8 @@ def timeline(canvas: Canvas, report: Report) -> None:
 
 
 def layers(canvas: Canvas, report: Report) -> None:
-    """A column for each block: how long it computes and is waited for, what was predicted, and below, where it is."""
+    """Draw a column for each block: its computing and waiting, the predicted wait and, below, where
+    it is."""
     theme = canvas.theme
     keys = [
         ("compute", theme.use),
@@ -110,7 +112,7 @@ def layers(canvas: Canvas, report: Report) -> None:
 
 
 def bandwidth(canvas: Canvas, report: Report) -> None:
-    """The rate of each copy, over the time of the last pass."""
+    """Draw the rate of each copy over the time of the last pass."""
     theme = canvas.theme
     copies = [stretch for stretch in report.timeline if stretch.kind == "copy" and stretch.nbytes]
     span = max(stretch.end for stretch in report.timeline) or 1e-9
@@ -128,7 +130,7 @@ def bandwidth(canvas: Canvas, report: Report) -> None:
 
 
 def memory(canvas: Canvas, report: Report) -> None:
-    """A bar for each pool: taken now, the most there was, and what may be taken."""
+    """Draw a bar for each pool: taken now, the most ever taken, and the limit."""
     pools = [pool for pool in report.memories if pool.limit > 0]
     if not pools:
         return

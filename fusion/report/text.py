@@ -8,7 +8,7 @@ from ..base.format import counted, took
 from .data import Report, Sampling, Sparsity, duration, size
 from .live import live_lines
 
-MOST_LINES = 40  # of kernels or refusals: a long session meets hundreds of shapes
+MOST_LINES = 40  # of kernels or refusals, because a long session meets hundreds of shapes
 
 
 def as_text(report: Report) -> str:
@@ -73,7 +73,7 @@ def streaming(report: Report) -> Iterator[str]:
 
 
 def sampling_words(found: Sampling) -> str:
-    """As under the loader when it is over."""
+    """The words that stand under the loader when a sampling is over."""
     return f"{counted(found.steps, 'step')}, {took(found.seconds)} a step, {took(found.spent)} in all"
 
 
@@ -91,7 +91,7 @@ def sparse_attention(found: Sparsity) -> Iterator[str]:
 
 
 def sparse_words(found: Sparsity) -> str:
-    """In a sentence."""
+    """One sentence on sparse attention."""
     words = f"{found.asked}: {found.attentions} of {counted(found.all, 'self-attention')} were sparse"
     if found.visited is not None:
         words += f" and visited {found.visited:.1%} of the key blocks"
