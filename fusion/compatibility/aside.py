@@ -1,6 +1,7 @@
-"""What has stepped aside in this process because ComfyUI is not what it was, and how that is said.
+"""Parts that have stepped aside in this process because ComfyUI has changed, and the words for it.
 
-Once in the log, as a refusal in the ledger (so a report has it), and in the doctor's report for as long as the process lives.
+They are told once in the log, as a refusal in the ledger (and so in the report), and in the
+doctor's report as long as the process lives.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ _known: dict[str, SteppedAside] = {}
 
 
 class Raised(str):
-    """A reason that is an error: it may have another cause than ComfyUI's code, and another start may not meet it."""
+    """A reason that is an error. It may have another cause than ComfyUI's code, and may not come
+    again at another start."""
 
     __slots__ = ()
 
@@ -30,9 +32,9 @@ class Raised(str):
 @dataclass(frozen=True)
 class SteppedAside:
     """
-    what     of ours does: "Wan diffusion model"
-    reason   what of ComfyUI's changed, and how that shows
-    instead  who does it now
+    what     our part: "Wan diffusion model"
+    reason   what changed in ComfyUI, and how that shows
+    instead  what computes it now
     """
 
     what: str
@@ -57,7 +59,7 @@ class SteppedAside:
 
 
 def step_aside(what: str, reason: str, instead: str = "ComfyUI computes it itself") -> SteppedAside:
-    """Say it, the first time."""
+    """Record that a part steps aside, and say so the first time."""
     found = SteppedAside(what, reason, instead)
     with _lock:
         is_new = _known.get(what) != found
@@ -71,12 +73,12 @@ def step_aside(what: str, reason: str, instead: str = "ComfyUI computes it itsel
 
 
 def stepped_aside() -> list[SteppedAside]:
-    """In the order in which it was found."""
+    """The parts in the order in which they stepped aside."""
     with _lock:
         return list(_known.values())
 
 
 def forget() -> None:
-    """For tests: what was found is found anew."""
+    """Forget all parts, for tests."""
     with _lock:
         _known.clear()

@@ -1,4 +1,5 @@
-"""A family as the loaders may use it: as it is, or with nothing fused where ComfyUI's code is not what ours was written after."""
+"""Families as the loaders may use them: as they are, or with nothing fused if ComfyUI's code has
+changed."""
 
 from __future__ import annotations
 
@@ -18,11 +19,11 @@ Known = TypeVar("Known", Family, Family | None)
 
 
 def checked(family: Known, device: torch.device, policy: KernelPolicy) -> Known:
-    """The family, if there is one, held against ComfyUI's code on this device. Where that differs, one with nothing fused, or
-    `KernelRefused` if the policy insists."""
+    """The family, if there is one, after comparison with ComfyUI's code on this device. If that
+    differs, the family with nothing fused, or `KernelRefused` if the policy insists."""
     if family is None or family.specimens is None or family.aside is not None or all_off(policy, family.ops):
         return family
-    if lacks(device) is not None:  # no kernel of ours runs there
+    if lacks(device) is not None:  # our kernels do not run there
         return family
     reason = difference_of(family, device)
     if reason is None:
@@ -37,21 +38,24 @@ def checked(family: Known, device: torch.device, policy: KernelPolicy) -> Known:
 
 
 def concerns(family: Family, model: Any) -> bool:
-    """Whether a network has a part that the family would compute, or nobody can tell. model: any of stock's networks."""
+    """Whether a network has a part that the family would compute; True if that cannot be told.
+    model: any of stock's networks."""
     try:
         every = [kind for specimen in (family.specimens or tuple)() for kind in specimen.replaces.values()]
-    except Exception:  # it is another ComfyUI's
+    except Exception:  # the code of another ComfyUI
         return True
-    kinds = {kind for kind in every if kind.__module__ != "comfy.ops"}  # or all networks have them
+    # all networks have those of comfy.ops
+    kinds = {kind for kind in every if kind.__module__ != "comfy.ops"}
     return any(type(module) in kinds for module in model.modules())
 
 
 def difference_of(family: Family, device: torch.device) -> str | None:
-    """What of the family's specimens is not as it was, on a device."""
+    """The first difference found by the family's specimens on a device, in words; None: there is
+    none."""
     assert family.specimens is not None
     try:
         specimens = list(family.specimens())
-    except Exception as error:  # a class that they are made of has another name
+    except Exception as error:  # a class that they use has another name
         return Raised.of(error)
     for specimen in specimens:
         for dtype in specimen.dtypes:
@@ -62,7 +66,7 @@ def difference_of(family: Family, device: torch.device) -> str | None:
 
 
 def unfused(family: Family, why: str) -> Family:
-    """One whose files are known, and whose models ComfyUI computes as any other's."""
+    """The family with its files known, and its models left to ComfyUI."""
     return replace(family, fuse=_nothing, types=(), need=None, in_pieces=False, idle=None, aside=why)
 
 

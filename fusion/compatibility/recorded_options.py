@@ -1,4 +1,4 @@
-"""A model's options that know which names were looked up in them."""
+"""A model's options that record which names were looked up in them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 
 class RecordedOptions(dict[str, Any]):
-    """transformer_options that know what they were asked for, and what the call has put there itself."""
+    """transformer_options that record the names asked for, and those that the call has written
+    itself."""
 
     def __init__(self, asked: set[str], written: set[str], **given: Any) -> None:
         super().__init__(given)
@@ -40,6 +41,7 @@ class RecordedOptions(dict[str, Any]):
         return RecordedOptions(self.asked, self.written, **self)
 
     def __ior__(self, other: Any) -> RecordedOptions:  # type: ignore[override, misc]
-        """What the call begins with is nothing that it has written."""
+        """Add entries without recording them as written, because they are what the call begins
+        with."""
         self.update(other)
         return self

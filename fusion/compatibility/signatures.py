@@ -1,8 +1,10 @@
-"""Parameters of a method of stock's beside those of ours that stands in for it: by name, in order, with their defaults.
+"""Compares the parameters of a stock method and of ours that stands in for it: by name, in order,
+with their defaults.
 
-What stock's method takes and ours does not would be lost without a word, or break the call. What ours takes beyond it does no harm
-as long as it has a default. By its signature, a method that takes any names passes them on or looks at them, unless it calls them
-by a name with an underscore before it: those it drops.
+A parameter that only stock's method takes would be lost without a word, or break the call. One that
+only ours takes does no harm if it has a default. A method that takes any names is taken to pass
+them on or look at them, unless its parameter for them begins with an underscore: then it drops
+them.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ ANY_NAMES, ANY_NUMBER = inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POS
 
 
 def differences(ours: type, stock: type) -> Iterator[str]:
-    """Of all methods that this class of ours defines and stock's class has, in words that go on after stock's name for it."""
+    """Differences in all methods that our class defines and stock's has, in words that begin with
+    the method."""
     for name, method in vars(ours).items():
         theirs = getattr(stock, name, None)
         if inspect.isfunction(method) and inspect.isfunction(theirs) and not name.startswith("__"):
@@ -26,7 +29,8 @@ def differences(ours: type, stock: type) -> Iterator[str]:
 def same_parameters(
     ours: Callable[..., Any], stock: Callable[..., Any], needless: Container[str] = ()
 ) -> Iterator[str]:
-    """What of stock's parameters ours does not have as they are. needless: of stock's, as "method.parameter", what may be lost."""
+    """Differences in stock's parameters that ours does not have as they are. needless: parameters
+    of stock's, as "method.parameter", that may be lost."""
     own, theirs = (inspect.signature(function).parameters for function in (ours, stock))
     passes_on = any(each.kind is ANY_NAMES and not each.name.startswith("_") for each in own.values())
     takes_more, theirs_takes_more = (any(p.kind is ANY_NUMBER for p in each.values()) for each in (own, theirs))
@@ -48,18 +52,20 @@ def same_parameters(
 
 
 def _is_by_place(ours: inspect.Parameter, stock: inspect.Parameter, takes_more: bool) -> bool:
-    """Whether stock may hand it over by place, and ours takes it so. What ours takes by name alone may lie among any number."""
+    """Whether stock may pass it by place, and ours takes it so. A keyword of ours may stand behind
+    any number of places."""
     named = inspect.Parameter.KEYWORD_ONLY
     return stock.kind is not named and (ours.kind is not named or not takes_more)
 
 
 def _default(parameter: inspect.Parameter) -> Any:
-    """A list or a dictionary is none that anybody gave: what is in it by now, a call that was given none has written there."""
+    """The default, None for a list, a dictionary or an empty tuple. What is in a mutable default by
+    now, calls without an argument have written there."""
     value = parameter.default
     is_none = isinstance(value, dict | list) or (isinstance(value, tuple) and not value)
     return None if is_none else value
 
 
 def _is_our_none(ours: inspect.Parameter, stock: inspect.Parameter) -> bool:
-    """Whether ours may be left out where stock's must be given: then stock always gives it."""
+    """Whether ours may be left out and stock's must be given, so that stock always gives it."""
     return ours.default is None and stock.default is EMPTY

@@ -1,7 +1,9 @@
-"""A fingerprint of code: of the modules' files that it stands in, and of what classes do now, which another pack may have changed.
+"""A fingerprint of code: of the modules' files, and of the classes' present methods, which another
+pack may have replaced.
 
-A class is told by the code of its methods and of those that it inherits within ComfyUI, with their defaults. Comments and places
-do not count there; in a file all counts, and costs a trial too many at worst.
+A class is told by the code and defaults of its methods, and of those that it inherits within
+ComfyUI. Comments and line numbers do not count there. In a file everything counts, which at worst
+costs a needless trial.
 """
 
 from __future__ import annotations
@@ -18,17 +20,17 @@ PLAIN = (bool, int, float, str, bytes, type(None))
 
 
 def fingerprint(things: Iterable[Any]) -> str:
-    """Of modules, classes and functions."""
+    """A fingerprint of modules, classes and functions."""
     return hashlib.sha256("".join(map(_of_thing, things)).encode()).hexdigest()[:32]
 
 
-# Of what was told before: what it held by then, which is kept alive, and the fingerprint.
+# By id of a thing: what it held when last seen, which is kept alive, and its fingerprint.
 _known: dict[int, tuple[list[Any], str]] = {}
 
 
 def _of_thing(thing: Any) -> str:
-    """As long as a module and its classes, or a class, hold the same things, that is not looked for again: it is asked before
-    every load."""
+    """A thing's fingerprint. It is reused as long as the module and its classes, or the class, hold
+    the same things, because it is asked for before every load."""
     holds = list(_held(thing))
     before = _known.get(id(thing))
     if before is not None and len(before[0]) == len(holds) and all(map(operator.is_, before[0], holds)):
@@ -39,7 +41,7 @@ def _of_thing(thing: Any) -> str:
 
 
 def _held(thing: Any) -> Iterator[Any]:
-    """The thing, and what of it another pack may have put its own in the place of."""
+    """The thing, and everything in it that another pack may replace."""
     yield thing
     if isinstance(thing, ModuleType):
         for value in vars(thing).values():
@@ -52,7 +54,7 @@ def _held(thing: Any) -> Iterator[Any]:
 
 
 def of_folder(folder: Path) -> str:
-    """Of the Python files in a folder."""
+    """A fingerprint of the Python files in a folder."""
     found = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
         found.update(path.read_bytes())
@@ -62,7 +64,8 @@ def of_folder(folder: Path) -> str:
 def _parts(thing: Any) -> Iterator[bytes]:
     if isinstance(thing, ModuleType):
         yield Path(str(thing.__file__)).read_bytes()
-        for name, value in sorted(vars(thing).items()):  # as they are now: another pack may have put its own there
+        # as they are now, because another pack may have replaced them
+        for name, value in sorted(vars(thing).items()):
             if inspect.isfunction(value) or _is_class_of(thing, value):
                 yield name.encode()
                 yield from _of_class(value) if inspect.isclass(value) else _of_function(value)
@@ -80,13 +83,13 @@ def _is_class_of(module: ModuleType, value: Any) -> bool:
 
 def _of_class(kind: type) -> Iterator[bytes]:
     for name, value in sorted(vars(kind).items()):
-        if found := list(_of_function(value)):  # what Python adds to a class by itself is no code
+        if found := list(_of_function(value)):  # entries that Python adds to a class have no code
             yield f"{kind.__qualname__}.{name}".encode()
             yield from found
 
 
 def _of_function(value: Any) -> Iterator[bytes]:
-    """What it does itself, and what it stands around: by a decorator, or closed over."""
+    """The code of a function, and of functions that it wraps by a decorator or closes over."""
     waiting, seen = [getattr(value, "fget", None) or getattr(value, "__func__", None) or value], set[int]()
     while waiting:
         function = waiting.pop()
@@ -120,7 +123,8 @@ def _of_code(code: CodeType) -> Iterator[bytes]:
 
 
 def _plain(value: Any) -> Any:
-    """What says the same in each process, at any time: calls write into a default that is a list or a dictionary."""
+    """The value in a form that is the same in each process, at any time. Mutable defaults become
+    their type's name, because calls write into them."""
     if isinstance(value, PLAIN):
         return value
     if isinstance(value, tuple):

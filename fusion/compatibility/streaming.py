@@ -1,7 +1,8 @@
-"""What streaming needs of ComfyUI: methods that our patcher stands in for, functions that are called or wrapped, by parameters.
+"""Streaming's needs of ComfyUI: methods that our patcher overrides, and functions that we call or
+wrap, by parameters.
 
-Where one of them is another, models load as ComfyUI loads them: a patcher that is asked in a way it does not know would lose
-patches, or count memory wrongly, without a word.
+If one of them has changed, models load as ComfyUI loads them, because a patcher that is asked in a
+way it does not know would lose patches, or count memory wrongly, without a word.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from ..stream.model_call import PLACES
 from .signatures import same_parameters
 
 Patcher = comfy.model_patcher.ModelPatcher
-# Methods of stock's that are ours: each must be there, or ours is never called.
+# Stock's methods that ours override. Each must be there, or ours is never called.
 OVERRIDES = (
     "_load_list", "cleanup", "clone", "detach", "eject_model", "get_free_memory", "get_key_patches", "inject_model", "is_dynamic",
     "load", "loaded_size", "model_size", "model_state_dict_for_saving", "partially_load", "partially_unload",
     "patch_hook_weight_to_device", "patch_hooks", "patch_model", "patch_weight_to_device", "unpatch_hooks", "unpatch_model",
 )  # fmt: skip
-# What of stock's parameters may be lost, because what they ask for never comes up with weights that stream.
+# Parameters of stock's that may be lost, because they do not concern weights that stream.
 NEEDLESS = frozenset(("partially_unload.force_patch_weights",))
-# Functions that wrappers of ours stand around, and how their arguments lie. By name: what has another one by now is told, too.
+# Functions that we wrap, and their parameters in order. A parameter with another name is told too.
 WRAPPED: Mapping[str, Sequence[str]] = {
     "comfy.model_base.BaseModel.apply_model": ("self", *PLACES),
     "comfy.samplers.calc_cond_batch": ("model", "conds", "x_in"),
@@ -36,7 +37,7 @@ WRAPPED: Mapping[str, Sequence[str]] = {
     ),
     "comfy.sampler_helpers.prepare_sampling": ("model", "noise_shape", "conds"),
 }  # fmt: skip
-# Functions that we call: how many arguments by place, and which by name.
+# Functions that we call: number of arguments by place, and names of the others.
 CALLED: Sequence[tuple[str, int, Sequence[str]]] = (
     ("comfy.ops.cast_bias_weight", 2, ("dtype", "device", "bias_dtype", "offloadable", "compute_dtype")),
     ("comfy.ops.uncast_bias_weight", 4, ()),
@@ -52,11 +53,12 @@ CALLED: Sequence[tuple[str, int, Sequence[str]]] = (
     ("comfy.utils.save_torch_file", 2, ("metadata",)),
 )
 OPERATIONS = ("Linear", "Conv2d", "Conv3d", "GroupNorm", "LayerNorm", "RMSNorm", "Embedding")
-ATTRIBUTES = ("comfy_cast_weights", "weight_function", "bias_function", "forward_comfy_cast_weights")  # of each
+# of each operation
+ATTRIBUTES = ("comfy_cast_weights", "weight_function", "bias_function", "forward_comfy_cast_weights")
 
 
 def obstacle() -> str | None:
-    """What of ComfyUI's is not as streaming needs it, in words."""
+    """The first differences from what streaming needs, in words; None: there are none."""
     found = [*_overridden(), *_wrapped(), *_called(), *_operations()]
     return "; ".join(found[:3]) or None
 
@@ -102,7 +104,8 @@ def _found(name: str) -> Any:
 
 
 def _operations() -> Iterator[str]:
-    """Weights are put into stock's operations as they arrive, and the functions on them are asked for: of loaders, of LoRAs."""
+    """Differences in stock's operations. Weights are put into these as they arrive, and the
+    functions on weights, from loaders and LoRAs, are taken from them."""
     for kind in (comfy.ops.disable_weight_init, comfy.ops.manual_cast):
         for name in OPERATIONS:
             operation = getattr(kind, name, None)

@@ -1,8 +1,9 @@
-"""One call of a specimen by stock's code and by ours, on this machine's device, with this machine's kernels.
+"""Runs one call of a specimen by stock's code and by ours, on this machine's device with this
+machine's kernels.
 
-Three things are compared. The results. How attention was asked, which is no business of ours but what stock says of each call is:
-"not in few bits" is a keyword. And what was looked up in the options of the call: where stock looks for a name that we do not look
-for, other nodes say something there that we would not hear.
+Three things are compared: the results; the arguments of attention, because stock's keywords, such
+as "not in few bits", must reach it; and the names looked up in the call's options, because under a
+name that only stock looks for, other nodes may say something that we would not hear.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from .signatures import differences
 
 OURS = frozenset((POLICY, HOOK))  # names that only we look for
 UNTOLD = frozenset(("transformer_options", "_inside_attn_wrapper", "mask"))
-_one_at_a_time = threading.Lock()  # what a trial sets aside meanwhile is the process's
+_one_at_a_time = threading.Lock()  # a trial changes settings of the whole process
 SUMS = "allow_fp16_accumulation"  # of torch's products
 Call = tuple[Any, ...]
 Way = Literal["plain", "named", "patched"]
@@ -44,11 +45,12 @@ WORDS: Mapping[Way, str] = {
 
 
 class Ran:
-    """What came of one call: the tensors of its result, the calls of attention, the options that were looked up.
+    """A call's traces: the tensors of its result, the calls of attention, the options that were
+    looked up.
 
     policy  under which it is ours; None: stock's
-    way     plain; with its layers naming an attention of their own (`named_attention.py`), which nobody overrides; or with the
-            specimen's patches
+    way     plain; or named, with layers that name an attention of their own (`named_attention.py`),
+            which is not overridden; or patched, with the specimen's patches
     """
 
     def __init__(
@@ -75,19 +77,20 @@ class Ran:
         shapes = tuple(tuple(arg.shape) if isinstance(arg, Tensor) else arg for arg in args[:4])
         told = {name: value for name, value in kwargs.items() if name not in UNTOLD}
         self.attention.append((shapes, kwargs.get("mask") is not None, told))
-        # Not by whatever ComfyUI was started with, such as one in few bits: what is judged is the block.
+        # Never by the attention that ComfyUI was started with, such as one in few bits, because the
+        # block is judged.
         out: Tensor = stock_attention.attention_pytorch(*args, **kwargs)
         return out
 
     def _attend_named(self, *args: Any, **kwargs: Any) -> Tensor:
-        """As a function that a layer names, which may be handed tensors in containers."""
+        """An attention that a layer names. It may be given tensors in containers."""
         plain = [arg if isinstance(arg, Tensor) or not hasattr(arg, "take") else arg.take() for arg in args]
         return self._attend(stock_attention.attention_pytorch, *plain, **kwargs)
 
 
 @contextlib.contextmanager
 def _naming(module: nn.Module, function: Callable[..., Tensor]) -> Iterator[None]:
-    """For this time each layer that can name an attention names this one."""
+    """Make each layer that can name an attention name this one, within the block."""
     named = _that_name(module)
     for one in named:
         one.function = function
@@ -99,18 +102,19 @@ def _naming(module: nn.Module, function: Callable[..., Tensor]) -> Iterator[None
 
 
 def _that_name(module: nn.Module) -> list[Any]:
-    """What stock has in layers that can name an attention."""
+    """Stock's objects in layers that can name an attention."""
     return [one for name, one in module.named_modules() if name.rpartition(".")[2] == NAME]
 
 
 def difference(specimen: Specimen, device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why stock's code is not what ours stands for, in words that go on after a colon; None: it is."""
+    """Why stock's code is not what ours stands for, in words that go on after a colon; None: it
+    is."""
     try:
         changed = [why for ours, stock in specimen.replaces.items() for why in differences(ours, stock)]
         return ", ".join(changed) or _computed(specimen, device, dtype)
     except torch.OutOfMemoryError:
         comfy.model_management.soft_empty_cache()
-    except Exception as error:  # whatever it is: a load goes on without us
+    except Exception as error:  # any error, because a load goes on without us
         return Raised.of(error)
     try:
         return _computed(specimen, device, dtype)
@@ -124,7 +128,8 @@ def _computed(specimen: Specimen, device: torch.device, dtype: torch.dtype) -> s
         torch.no_grad(),
         torch.device("cpu"),
         torch.autocast(device.type, enabled=False),
-        torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),  # for constructors that draw
+        # for constructors that draw
+        torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
         _full_sums(),
         _in_silence(),
     ):
@@ -139,11 +144,11 @@ def _computed(specimen: Specimen, device: torch.device, dtype: torch.dtype) -> s
             return "nothing of it is what it was"
         try:
             ours = [Ran(specimen, module, draw, policy, way) for way in ways]
-        except KernelRefused:  # a kernel that this card lacks: what serves in its place is judged
+        except KernelRefused:  # a kernel that this card lacks; its substitute is judged
             ours = [Ran(specimen, module, draw, KernelPolicy("auto"), way) for way in ways]
     for way, one, other in zip(ways, stocks, ours, strict=True):
         found = _distance(one, other, specimen.within) or _attended(one, other)
-        if found is None and way != "patched":  # or patches look for names of their own
+        if found is None and way != "patched":  # patches look for names of their own
             found = _looked_up(one, other)
         if found is not None:
             return found + WORDS[way]
@@ -160,7 +165,8 @@ def _ways(specimen: Specimen, module: nn.Module) -> Iterator[Way]:
 
 @contextlib.contextmanager
 def _full_sums() -> Iterator[None]:
-    """A switch that lets torch add in fp16 is for stock's products, and none of ours."""
+    """Keep torch from adding in fp16, because that switch is for stock's products and not for
+    ours."""
     matmul = torch.backends.cuda.matmul
     before = getattr(matmul, SUMS, None)
     if before is not None:
@@ -174,8 +180,8 @@ def _full_sums() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _in_silence() -> Iterator[None]:
-    """What stock logs of a network that it builds, and where its bar stands, is about no model of the user's. Other threads go on
-    logging, and their bars go on."""
+    """Silence stock's log and progress bar in this thread, because the specimen is no model of the
+    user's. Other threads keep theirs."""
     own, hook = threading.get_ident(), comfy.utils.PROGRESS_BAR_HOOK
     handlers = list(logging.root.handlers)
 
@@ -203,13 +209,14 @@ def _distance(stocks: Ran, ours: Ran, within: float) -> str | None:
         return f"it returns tensors of {one}, where {other} were returned"
     for theirs, own in zip(stocks.tensors, ours.tensors, strict=True):
         distance = float((own - theirs).norm() / theirs.norm().clamp_min(1e-9))
-        if not distance <= within:  # NaN is no distance
+        if not distance <= within:  # also true for NaN
             return f"its result differs by {distance:.1%}"
     return None
 
 
 def _attended(stocks: Ran, ours: Ran) -> str | None:
-    """In whatever order: each of stock's calls has one of ours that is told the same."""
+    """The first difference in attention, in any order: each of stock's calls needs one of ours with
+    the same arguments."""
     if len(stocks.attention) != len(ours.attention):
         return f"it attends {len(stocks.attention)} times, where it attended {len(ours.attention)} times"
     left = list(ours.attention)

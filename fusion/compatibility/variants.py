@@ -1,8 +1,10 @@
-"""Blocks of a network that stock built otherwise than any that was tried: with a switch that no specimen has on, or another child.
+"""Finds blocks of a network that stock built unlike any specimen: with a switch that no specimen
+has, or another child.
 
-So ComfyUI's networks grow: a constructor gets a keyword that is off, a forward a branch for it, and a new model turns it on. In the
-specimens it is off, and they agree. So each fused block's switches (what it keeps that is true, false, a word or nothing) and the
-names of its children are held against those of the specimens, and a block with others is stock's.
+ComfyUI's networks grow in this way: a constructor gets a keyword that is off, a forward gets a
+branch for it, and a new model turns it on. The specimens have it off, and agree. So each fused
+block's switches (attributes that are true, false, a word or None) and its children's names are
+compared with those of the specimens. A block with others is left to stock.
 """
 
 from __future__ import annotations
@@ -22,12 +24,12 @@ from .source import fingerprint
 
 META = torch.device("meta")
 SWITCHES = (bool, str, type(None))
-# How names begin of what torch, stock's loader and we keep there.
+# Prefixes of attributes that torch, stock's loader and we add.
 NOT_OF_THE_CLASS = ("_", "fusestream", "comfy_", "training")
 
 
 class Known:
-    """What modules of stock's classes have, in all specimens of a family: values of each switch, names of children."""
+    """Switch values and children's names of stock's classes, in all specimens of a family."""
 
     def __init__(self, family: Family) -> None:
         self._switches: dict[tuple[str, str], set[Any]] = defaultdict(set)
@@ -42,7 +44,8 @@ class Known:
                             self._switches[kind, name].add(value)
 
     def difference(self, block: nn.Module) -> str | None:
-        """What no specimen has of a block, or of what is in it, in words that a user understands."""
+        """What a block, or a module in it, has that no specimen has, in words for a user; None:
+        nothing."""
         for module in block.modules():
             kind = _kind_of(module)
             if kind not in self._children:
@@ -56,11 +59,11 @@ class Known:
         return None
 
 
-_known: dict[str, tuple[str, Known]] = {}  # by family, with the code that its specimens were built by
+_known: dict[str, tuple[str, Known]] = {}  # by family, with the fingerprint of its specimens' code
 
 
 def known_of(family: Family) -> Known:
-    """The same, for as long as stock's code is."""
+    """The family's `Known`, made anew when stock's code changes."""
     specimens = family.specimens() if family.specimens is not None else ()
     code = fingerprint(thing for specimen in specimens for thing in specimen.code)
     before = _known.get(family.name)
@@ -70,7 +73,7 @@ def known_of(family: Family) -> Known:
 
 
 def leave_unknown(family: Family, net: nn.Module) -> int:
-    """Fused blocks of a network that no specimen is like become stock's for good. Returns how many those are."""
+    """Leave fused blocks to stock for good if no specimen is like them. Returns their number."""
     known: Known | None = None
     left = 0
     for block in net.modules():
@@ -85,7 +88,8 @@ def leave_unknown(family: Family, net: nn.Module) -> int:
 
 
 def _kind_of(module: nn.Module) -> str | None:
-    """The name of stock's class of a module, fused or not; None: it is torch's own, or one of stock's operations."""
+    """Name of the stock class of a module, fused or not; None for torch's own classes and stock's
+    operations."""
     kind = type(module)
     is_stocks = kind.__module__.startswith("comfy.") and not kind.__module__.startswith("comfy.ops")
     return kind.__qualname__ if is_stocks else None

@@ -1,7 +1,8 @@
-"""What trials have found, on disk: a trial takes a moment, once for each ComfyUI, pack, card and type.
+"""Verdicts of trials, kept on disk, because a trial takes a moment: one for each ComfyUI, pack,
+card and type.
 
-A verdict holds as long as nothing of what it judged has changed: the versions, the source of stock's code and of ours, what other
-packs have put in the place of stock's methods.
+A verdict holds as long as everything it judged is the same: the versions, the source of stock's
+code and of ours, and stock's methods that other packs have replaced.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ _files: dict[Path, VerdictsFile] = {}
 
 
 def verdict(specimen: Specimen, device: torch.device, dtype: torch.dtype) -> Verdict:
-    """The one that is kept, or that of a trial now, one at a time. What was an error is not kept."""
+    """The kept verdict, or that of a trial now; one trial at a time. Errors are not kept."""
     path = device_code.cache_folder() / FILE
     with _one_at_a_time:
         file = _files.setdefault(path, VerdictsFile(path))
         try:
             key = key_of(specimen, device, dtype)
-        except Exception as error:  # of a class that is not what it was
+        except Exception as error:  # about a class that has changed
             return Verdict(Raised.of(error))
         found = file.get(key)
         if found is None:
@@ -46,7 +47,7 @@ def verdict(specimen: Specimen, device: torch.device, dtype: torch.dtype) -> Ver
 
 
 def key_of(specimen: Specimen, device: torch.device, dtype: torch.dtype) -> str:
-    """Of all that a verdict depends on."""
+    """The key of everything that a verdict depends on."""
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     stock = fingerprint(specimen.code)
     pack, kitchen = _installed()
@@ -56,7 +57,8 @@ def key_of(specimen: Specimen, device: torch.device, dtype: torch.dtype) -> str:
 
 @functools.cache
 def _installed() -> tuple[str, str]:
-    """The versions of this pack and of comfy-kitchen, which stand in files and stay while this process runs."""
+    """The versions of this pack and of comfy-kitchen. Cached, because they stand in files and stay
+    while this process runs."""
     try:
         kitchen = importlib.metadata.version("comfy-kitchen")
     except importlib.metadata.PackageNotFoundError:
@@ -66,5 +68,5 @@ def _installed() -> tuple[str, str]:
 
 @functools.cache
 def _own_source() -> str:
-    """Of ours: a contributor changes it without a new version."""
+    """The fingerprint of our code, because a contributor changes it without a new version."""
     return of_folder(FUSION)

@@ -1,4 +1,4 @@
-"""The file of verdicts: by all that one depends on, why stock's code is not what ours stands for, or that it is."""
+"""The file of verdicts: key -> why stock's code is not what ours stands for, or null if it is."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A model that streams, as the owner of captured calls (`gpu/graphed_calls/`).
 
-A call is captured only while the model is settled (`BlockStream.settled`). The stream knows nothing of
-two things, so `guard.py` looks at them: tensors that do not stream may lie elsewhere, and modules
-may keep something from one call for the next.
+A call is captured only while the model is settled (`BlockStream.settled`). The stream knows nothing
+of two things, so `guard.py` looks at them: tensors that do not stream may lie elsewhere, and
+modules may keep something from one call for the next.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ GIB = 2**30
 
 
 class Model(Protocol):
-    """Where the weights are that calls read: a `BlockStream`, or a model on the card (`resident.py`)."""
+    """The weights that calls read: a `BlockStream`, or a model on the card (`resident.py`)."""
 
     @property
     def device(self) -> torch.device: ...
@@ -40,32 +40,32 @@ class Model(Protocol):
     def settled(self) -> Settled: ...
 
     def standing_still(self) -> AbstractContextManager[bool]:
-        """A context in which the modules hold their weights, and nothing moves. Gives False if the model
-        is not settled any more."""
+        """A context in which the modules hold their weights, and nothing moves. Gives False if the
+        model is not settled any more."""
 
     def ran_as_a_graph(self) -> None:
-        """All of its blocks have run, with one launch."""
+        """Count that all of its blocks have run, with one launch."""
 
     def take_beside(self, nbytes: int) -> bool:
-        """Take so many bytes beside the weights. Returns whether the budget had them left."""
+        """Take bytes in addition to the weights. Returns whether the budget had them left."""
 
     def give_back_beside(self, nbytes: int) -> None: ...
 
     def note(self, what: str, why: str) -> None:
-        """For the report."""
+        """Note something for the report."""
 
 
 class _ModelOwner(Owner):
     def __init__(self, model: Model, net: nn.Module) -> None:
         self._model, self._net = model, Unchanged(net)
-        self._looked_up: Hashable = None  # at which of the model's generations
+        self._looked_up: Hashable = None  # the model's generation at the last look-up
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
         return self._model.device
 
     def settled(self) -> Settled:
-        """As the model is, and with addresses of what does not stream."""
+        """The model's state, with the addresses of tensors that do not stream."""
         found = self._model.settled()
         if found.generation is None:
             return found
@@ -76,7 +76,7 @@ class _ModelOwner(Owner):
 
     def refused(self, reason: str) -> None:
         if self._model.settled().generation is None:
-            return  # which the report says
+            return  # the report says why
         self.note(f"none: {reason}")
         if not LEDGER.knows("model call", "CUDA graph", reason):
             LEDGER.refused("model call", "CUDA graph", reason, "a call of the model", "launch after launch")
@@ -119,8 +119,8 @@ class Graphs(GraphedCalls):
         recorder: Recorder = RECORDER,
         undecided: Callable[[], int] = lambda: tuner().undecided,
     ) -> None:
-        """net: what calls run, or more. undecided: how many calls of an op were served so far before a
-        kernel was chosen for it."""
+        """net: the network that calls run, or a larger one. undecided: how many calls of an op were
+        served so far before a kernel was chosen for it."""
         super().__init__(_ModelOwner(model, net), undecided, hurried, recorder)
 
     def call(
@@ -137,7 +137,7 @@ class Graphs(GraphedCalls):
         return super().call(body, given, (key, comfy.ldm.modules.attention.optimized_attention), memory, changed)
 
     def words(self) -> str:
-        """For the report; nothing if nothing was captured."""
+        """Words for the report; empty if nothing was captured."""
         if not self.captured:
             return ""
         held = f"{counted(self.count, 'graph', 'graphs')} in {self.nbytes / GIB:.2f} GiB of VRAM"
@@ -147,8 +147,8 @@ class Graphs(GraphedCalls):
 
 
 def replayed(block: Any, body: Body, given: Sequence[Any], key: Hashable = (), memory: object = None) -> Any:
-    """body(*given), which runs this block and its kin: as a graph if their stream has graphs and they
-    pay. memory: as in `GraphedCalls.call`."""
+    """body(*given), which runs this block and its kin: as a graph if their stream has graphs and
+    they pay. memory: as in `GraphedCalls.call`."""
     stream, number = block.__dict__.get(STREAMED, NOWHERE)
     graphs: Graphs | None = None if stream is None else stream.residency.graphs
     return body(*given) if graphs is None else graphs.call(body, given, (number, key), memory)
@@ -163,6 +163,6 @@ def let_go(block: Any, memory: object) -> None:
 
 
 def stays(block: Any) -> bool:
-    """Whether all that streams with this block lies where it will be read, so that a call may be
-    replayed."""
+    """Whether everything that streams with this block keeps its address until it is read, so that a
+    call may be replayed."""
     return generation_of(block) is not None

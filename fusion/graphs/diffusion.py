@@ -1,7 +1,9 @@
-"""A diffusion network whose calls may be captured (`calls.py`): around its `__call__`, inside of stock's `apply_model`.
+"""A diffusion network whose calls may be captured (`calls.py`): the graph is of its `__call__`,
+inside stock's `apply_model`.
 
-What else is in the `transformer_options` decides. Their tensors and plain values belong to the call's key. Whoever patches blocks,
-or stands around the network or replaces its attention, runs code at each call that a graph would not: then it is not captured.
+The rest of the `transformer_options` decides. Their tensors and plain values belong to the call's
+key. Nodes that patch blocks, wrap the network or replace its attention run code at each call that a
+graph would not run; then the call is not captured.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from .calls import Graphs
 from .guard import Methods, own_values
 
 OPTIONS = "transformer_options"
-# Wrappers that stand around `apply_model` or further out: what they do happens as ever.
+# Wrappers around `apply_model` or further out, which run as ever.
 OUTSIDE = frozenset(
     (
         WrappersMP.OUTER_SAMPLE,
@@ -35,19 +37,19 @@ OUTSIDE = frozenset(
         WrappersMP.APPLY_MODEL,
     )
 )
-# Of the options: looked at by `obstacle`, or no matter to a network.
+# Options that `obstacle` looks at, or that do not matter to a network.
 UNKEYED = frozenset((HOOK, "wrappers", "callbacks", "patches", "patches_replace", "uuids"))
 
 
 def attach(net: nn.Module, stream: BlockStream) -> None:
-    """Let calls of this network, whose blocks stream, be captured where it pays."""
+    """Let calls of this network, whose blocks stream, be captured if that pays."""
     graphs = Graphs(stream, net)
     stream.residency.graphs = graphs
     mix(net, _Graphed, **{NETWORK_GRAPHS: graphs, NETWORK_PARTS: Parts(net), NETWORK_METHODS: Methods(net)})
 
 
 class _Graphed:
-    """What the network's class is mixed with."""
+    """Mixin for the network's class."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
@@ -75,7 +77,8 @@ class _Graphed:
 
 
 def obstacle(net: Any, options: Mapping[str, Any]) -> str | None:
-    """Why a call with these options is not captured, in words a user understands. Looks at no module within the network."""
+    """Why a call with these options is not captured, in words for a user. Looks at no module within
+    the network."""
     policy = policy_of(options)
     if policy is None or policy.is_off:
         return "the kernels are off"
@@ -97,7 +100,8 @@ def obstacle(net: Any, options: Mapping[str, Any]) -> str | None:
 
 
 def changed(net: Any) -> str | None:
-    """What other nodes have replaced in the network, in words a user understands. Looks at each of its modules."""
+    """What other nodes have replaced in the network, in words for a user. Looks at each of its
+    modules."""
     methods: Methods = net.__dict__[NETWORK_METHODS]
     if (name := methods.replaced(net)) is not None:
         return f"another node has replaced {name} of the network"

@@ -1,7 +1,8 @@
-"""Whether a network is still what it was when a call of it was captured: where lies what does not stream, what its modules keep.
+"""Whether a network is still what it was when a call was captured: the addresses of tensors that do
+not stream, and what its modules keep.
 
-A graph reads weights at the addresses that they had, and runs no Python. So whoever puts another tensor in a weight's place, or
-keeps something from one call for the next, must be seen.
+A graph reads weights at their old addresses and runs no Python. So code that replaces a weight's
+tensor, or keeps something from one call for the next, must be noticed.
 """
 
 from __future__ import annotations
@@ -18,20 +19,22 @@ from ..weights.storage import stored
 
 Place = tuple[dict[str, Any], str]
 Kept = list[dict[str, Any]]
-PLAIN_TENSORS = frozenset((Tensor, nn.Parameter))  # whose numbers are their own
+PLAIN_TENSORS = frozenset((Tensor, nn.Parameter))  # classes whose own memory holds their numbers
 
 
 class Unchanged:
-    """Of one network, which it does not keep alive. What streams is on the meta device whenever this looks: between two calls."""
+    """One network, not kept alive. It is looked at between calls, when streamed weights are on the
+    meta device."""
 
     def __init__(self, net: nn.Module) -> None:
         self._net = weakref.ref(net)
-        self._held: list[dict[str, Any]] = []  # of plain tensors
+        self._held: list[dict[str, Any]] = []  # dictionaries that hold plain tensors
         self._names: list[str] = []
         self._quantised: list[Place] = []
 
     def look_up(self) -> None:
-        """Parameters and buffers may be in other modules than before."""
+        """Find the parameters and buffers anew, because they may be in other modules than
+        before."""
         found = [
             (held, name, stored(tensor) is tensor)
             for module in self._modules()
@@ -44,8 +47,8 @@ class Unchanged:
         self._quantised = [(held, name) for held, name, is_plain in found if not is_plain]
 
     def addresses(self) -> tuple[int | None, ...]:
-        """Of what does not stream, in the places that were looked up. A replay waits for it, so it goes in rows, without a step of
-        ours for each."""
+        """Addresses of the tensors that do not stream, in the places found. A replay waits for
+        this, so it uses `map` without a Python step for each."""
         plain: list[Any] = [*map(dict.get, self._held, self._names)]
         if not PLAIN_TENSORS.issuperset(map(type, plain)):
             return tuple(map(_address, plain)) + self._others()
@@ -55,8 +58,9 @@ class Unchanged:
         return tuple(_address(held.get(name)) for held, name in self._quantised)
 
     def kept(self) -> Kept:
-        """What each module keeps, and what is in its lists and dictionaries. Most of a module's are empty: of these nothing is
-        made, or Python's collector would look through all of ComfyUI meanwhile."""
+        """Everything that each module keeps, with the contents of its lists and dictionaries. Most
+        are empty, and nothing is made for these, or Python's collector would look through all of
+        ComfyUI meanwhile."""
         return [{name: _content(value) for name, value in module.__dict__.items()} for module in self._modules()]
 
     def _modules(self) -> Iterator[Any]:
@@ -69,7 +73,8 @@ def _address(tensor: Any) -> int | None:
 
 
 def lasting(kept: Kept) -> frozenset[int]:
-    """Where the memory lies behind what modules keep: parameters and buffers that do not stream, other tensors of theirs."""
+    """Addresses of the memory behind what modules keep: parameters and buffers that do not stream,
+    and other tensors."""
     values = (value for own in kept for content in own.values() for value in _each(content))
     return frozenset(value.untyped_storage().data_ptr() for value in values if type(value) in PLAIN_TENSORS) - {0}
 
@@ -79,7 +84,8 @@ def _each(content: Any) -> tuple[Any, ...]:
 
 
 def difference(before: Kept, after: Kept) -> str | None:
-    """The name of something that a module keeps and did not before, or keeps no more."""
+    """The name of something that a module keeps and did not keep before, or the other way round;
+    None: no difference."""
     nothing: dict[str, Any] = {}
     for had, has in zip_longest(before, after, fillvalue=nothing):
         for name in (*has, *had):
@@ -99,23 +105,23 @@ def _is_same_thing(one: Any, other: Any) -> bool:
 
 
 def own_values(net: nn.Module) -> tuple[tuple[str, Any], ...]:
-    """Plain values of a network's own, which are read at each call."""
+    """Plain values of the network itself, which are read at each call."""
     return tuple([(name, value) for name, value in net.__dict__.items() if is_plain(type(value))])
 
 
 class Methods:
-    """Whether methods of a network and of all within it are their classes'. Looked for only where some module keeps more or fewer
-    things than before."""
+    """Whether the methods of a network and of all modules within it are those of their classes.
+    Looks anew only if some module keeps more or fewer things than before."""
 
     def __init__(self, net: nn.Module) -> None:
-        """The network itself is not kept, which would keep both alive."""
+        """The network itself is not stored, because that would keep both alive."""
         self._modules = [(name, part.__dict__, type(part)) for name, part in net.named_modules() if part is not net]
         self._owns = [own for _, own, _ in self._modules]
         self._sizes, self._found = list[int](), ""
         self._at_first = frozenset(self._shadowed(net))
 
     def replaced(self, net: nn.Module) -> str | None:
-        """What somebody has put another one in the place of."""
+        """The name of a method that was replaced since the beginning; None: none was."""
         sizes = [len(net.__dict__), *map(len, self._owns)]
         if sizes != self._sizes:
             self._sizes = sizes
@@ -130,8 +136,8 @@ class Methods:
 
 
 def _content(value: Any) -> Any:
-    """What is in it, and itself; of what is empty nothing; else it alone. A tensor that is written to in place is written to by a
-    graph, too."""
+    """A container with its contents, nothing for an empty one, else the value itself. A tensor
+    written to in place needs no more, because a graph writes to it too."""
     if isinstance(value, Mapping):
         return (value, *value.keys(), *value.values()) if value else ()
     if isinstance(value, list | tuple | set | frozenset):

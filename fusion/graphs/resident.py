@@ -1,7 +1,8 @@
-"""A model on the card, as the owner of captured calls: none of it streams.
+"""A model on the card, of which nothing streams, as the owner of captured calls.
 
-Its calls may be captured while somebody calls it many times, as live video calls a VAE, and has asked
-for the memory that it computes in. The weights lie where `vae/resident_patcher.py` has put them.
+Its calls may be captured while it is called many times, as live video calls a VAE, and its caller
+has asked for the memory that it computes in. The weights lie where `vae/resident_patcher.py` has
+put them.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from ..base.hooks import HELD
 
 
 class ResidentModel:
-    """nbytes: what was asked for. Graphs take of it, because it is what the model computes in."""
+    """nbytes: device bytes that were asked for. Graphs take of them, because the model computes in
+    them."""
 
     def __init__(self, model: nn.Module, device: torch.device, nbytes: int) -> None:
         self._model, self._device, self._left = model, device, nbytes
-        self._held: Any = None  # where the model had its weights when it was last looked at
+        self._held: Any = None  # where the model had its weights at the last look
         self._moves = 0
         self.notes: dict[str, str] = {}
 
@@ -40,14 +42,14 @@ class ResidentModel:
 
     @contextlib.contextmanager
     def standing_still(self) -> Iterator[bool]:
-        """Nobody else moves it while a prompt runs."""
+        """Gives whether it is settled. Nothing else moves it while a prompt runs."""
         yield self.settled().generation is not None
 
     def ran_as_a_graph(self) -> None:
-        """It has no blocks that are watched."""
+        """Does nothing: no block of it is watched."""
 
     def take_beside(self, nbytes: int) -> bool:
-        """Take so many of the bytes that were asked for. Returns whether they were left."""
+        """Take some of the bytes that were asked for. Returns whether they were left."""
         if nbytes > self._left:
             return False
         self._left -= nbytes
@@ -57,5 +59,5 @@ class ResidentModel:
         self._left += nbytes
 
     def note(self, what: str, why: str) -> None:
-        """For the report."""
+        """Note something for the report."""
         self.notes[what] = why

@@ -1,8 +1,10 @@
-"""A frame's way: from a source to the device, through the VAE, the network and the VAE back, and out.
+"""The way of a frame: from a source to the device, through the VAE, the network and the VAE again,
+and out.
 
     for each group of neighbouring frames:  encode -> steps -> decode -> deliver
 
-Groups are set going in order (`lanes.py`) and leave in order; few are under way at a time, so memory does not grow with a video.
+Groups are set going in order (`lanes.py`) and leave in order. Few are under way at a time, so
+memory does not grow with a video.
 """
 
 from __future__ import annotations
@@ -29,20 +31,21 @@ from .pictures import Pictures, fitted, to_floats
 from .settings import Settings, sigmas_of
 from .steps import Steps, are_stocks
 
-MOST_RAN = 600  # stages that are remembered for the report
+MOST_RAN = 600  # stages remembered for the report
 
 Deliver = Callable[[Tensor], None]
 
 
 class OutOfVram(torch.OutOfMemoryError):
-    """Of this kind because ComfyUI then unloads everything and still shows the message."""
+    """Of this class, because ComfyUI then unloads everything and still shows the message."""
 
     __module__ = "fusestream"
 
 
 @dataclass
 class Tally:
-    """What a run did. batch: frames that passed together. ran: the last stages. replayed: encodings and decodings, as graphs."""
+    """Counts of a run. batch: frames that passed together. ran: the last stages. replayed:
+    encodings and decodings that were replayed as CUDA graphs."""
 
     batch: int = 1
     frames: int = 0
@@ -61,11 +64,12 @@ def run(
     settings: Settings,
     deliver: Deliver,
 ) -> Tally:
-    """Each frame of a source, made anew by stock's MODEL under stock's CONDITIONINGs.
+    """Make each frame of a source anew with stock's MODEL under stock's CONDITIONINGs.
 
-    frames   [h, w, 3] on the host, bytes or floats from 0 to 1, one by one. None: there is none yet
-    deliver  gets each new frame [h', w', 3] fp32 on the host, 0 to 1, in order. It may keep it
-    Raises stock's exception where the user has interrupted. Frames that were made by then have been delivered.
+    frames   [h, w, 3] on the host, bytes or floats from 0 to 1, one by one; None: no frame yet
+    deliver  gets each new frame [h', w', 3] fp32 on the host, 0 to 1, in order, and may keep it
+
+    Raises stock's exception if the user interrupts; frames made until then have been delivered.
     """
     source = iter(frames)
     first = _first(source)
@@ -73,7 +77,7 @@ def run(
         raise WrongInput("There is no frame to make anything of. Connect frames, or a video that has some.")
     _refuse(model)
     size = settings.height or first.shape[0], settings.width or first.shape[1]
-    # By stock's own way: what it says of a VAE that is none, or of too little memory, is said here.
+    # In stock's own way, so that stock's words on a wrong VAE or too little memory come here.
     latent = vae.encode(fitted(to_floats(first)[None], size[1], size[0]))
     sigmas = sigmas_of(model, settings)
     whole = model.clone()
@@ -110,12 +114,13 @@ def _with_first(first: Tensor, others: Iterator[Tensor | None]) -> Iterator[Tens
 
 
 def _policy(model: Any) -> KernelPolicy:
-    """The model's, or for one of stock's loaders what a loader of ours begins with."""
+    """The model's policy; for a model from stock's loaders, the default of our loaders."""
     return policy_of_model(model) or other_cards.policy_for(model.load_device, STANDARD)
 
 
 def _refuse(model: Any) -> None:
-    """Models whose prompts hold the picture: stock makes them once for a sampling, and here that is many pictures."""
+    """Refuse models whose prompts contain the picture, because stock prepares prompts once for a
+    sampling, and here a sampling is many pictures."""
     if getattr(model.model, "concat_keys", ()):
         raise WrongInput(
             "Live video does not take models that are for inpainting or editing: they read each picture together with the prompt. "
@@ -125,7 +130,8 @@ def _refuse(model: Any) -> None:
 
 @dataclass
 class _Made:
-    """A frame under way. shown: how often it is delivered; more than once where frames behind it are skipped."""
+    """A frame under way. shown: how often it is delivered, more than once if later frames are
+    skipped."""
 
     shown: int = 1
     is_out: bool = False
@@ -170,7 +176,7 @@ class _Live(comfy.samplers.Sampler):
         _denoise_mask: Tensor | None = None,
         _disable_pbar: bool = False,
     ) -> Tensor:
-        """Stock's signature. latent_image: of the first frame; noise: as one frame has it."""
+        """Stock's signature. latent_image: of the first frame. noise: of one frame."""
         self._make_room(guider, latent_image)
         options = extra_args["model_options"]
         at_most = self.max_denoise(guider, sigmas)
@@ -182,7 +188,7 @@ class _Live(comfy.samplers.Sampler):
         return latent_image
 
     def _make_room(self, guider: Any, latent: Tensor) -> None:
-        """Bring model and VAE to the device together, with room for what both need at a time."""
+        """Bring model and VAE to the device together, with room for both at a time."""
         n = self._settings.batch
         frames = torch.Size((n, *self._size, 3))
         of_vae = self._pictures.bytes_for(frames, torch.Size((n, *latent.shape[1:])))
@@ -192,7 +198,7 @@ class _Live(comfy.samplers.Sampler):
         self._pictures.begin(of_vae)
 
     def end(self) -> None:
-        """No more frames are made. May be called where none was."""
+        """End the run. May be called if no frame was made."""
         self.tally.replayed += self._pictures.end()
 
     def _all(self, lanes: Lanes) -> None:
@@ -225,7 +231,7 @@ class _Live(comfy.samplers.Sampler):
         self.tally.frames += 1
 
     def _entered(self, frame: Tensor) -> tuple[Tensor, Tensor | None, _Made] | None:
-        """A frame with what is new in it against the one before; None: it is skipped."""
+        """A frame and the mask of its new parts against the one before; None: it is skipped."""
         new: Tensor | None = None
         if self._settings.compares:
             small = reduced(frame, *self._latent.shape[-2:])
@@ -240,7 +246,7 @@ class _Live(comfy.samplers.Sampler):
         return frame, new, self._newest
 
     def _again(self) -> None:
-        """The newest frame stands for one more."""
+        """Deliver the newest frame once more."""
         self.tally.skipped += 1
         assert self._newest is not None
         if not self._newest.is_out:
@@ -249,7 +255,7 @@ class _Live(comfy.samplers.Sampler):
             self._deliver(self._last)
 
     def _begin(self, lanes: Lanes, waiting: list[tuple[Tensor, Tensor | None, _Made]]) -> list[Any]:
-        """Set a group going. Returns those that wait from then on: none."""
+        """Set a group going. Returns the frames that still wait: none."""
         if not waiting:
             return []
         number = self.tally.groups
@@ -262,7 +268,7 @@ class _Live(comfy.samplers.Sampler):
         return []
 
     def _take(self, lanes: Lanes, ahead: int) -> None:
-        """Deliver until no more than so many groups are under way."""
+        """Deliver until at most `ahead` groups are under way."""
         while len(self._under_way) > ahead:
             group = self._under_way.popleft()
             pictures = lanes.take(group.handed)
@@ -285,7 +291,8 @@ class _Live(comfy.samplers.Sampler):
         return [None if mask is None else _to(mask, self._latent.device) for mask in masks]
 
     def _decoded(self, latents: Tensor) -> Tensor:
-        """On the host, where a card is: in pinned memory, as soon as its lane has come so far."""
+        """Frames on the host. From a card they come in pinned memory, as soon as the lane has made
+        them."""
         pixels = self._pictures.decode(latents).to(torch.float32)
         if not pixels.is_cuda:
             return pixels
@@ -294,7 +301,7 @@ class _Live(comfy.samplers.Sampler):
 
 
 def _to(tensor: Tensor, device: torch.device) -> Tensor:
-    """On the device; through pinned memory, so that the host need not wait."""
+    """The tensor on the device, copied by way of pinned memory, so that the host need not wait."""
     if device.type != "cuda" or tensor.device == device:
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)

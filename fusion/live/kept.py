@@ -11,7 +11,7 @@ PIXEL = 3 * 4  # bytes
 
 
 def too_large(count: int, height: int, width: int) -> str | None:
-    """Why so many frames are no IMAGE, and what to do instead."""
+    """Why so many frames cannot be an IMAGE, and what to do instead; None if they can."""
     nbytes = count * height * width * PIXEL
     if nbytes <= LIMIT:
         return None
@@ -22,7 +22,7 @@ def too_large(count: int, height: int, width: int) -> str | None:
 
 
 class Kept:
-    """Of frames that all have the size of the first."""
+    """Frames that all have the size of the first."""
 
     def __init__(self) -> None:
         self._frames: list[Tensor] = []
@@ -39,7 +39,8 @@ class Kept:
             self._frames.clear()
 
     def image(self) -> Tensor | None:
-        """[n, h, w, 3], once: frames are let go of as they are copied. None: `fault` says why."""
+        """The IMAGE [n, h, w, 3], once: each frame is dropped as it is copied. None: `fault` says
+        why."""
         if self.fault is not None:
             return None
         frames, self._frames = self._frames, []

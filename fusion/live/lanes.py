@@ -1,8 +1,9 @@
-"""Where the stages of a frame run: one after the other, or each on a CUDA stream of its own, so that a frame is decoded while the
-next one is in the network and the one behind it is encoded.
+"""Lanes for the stages of a frame: one after the other, or each on a CUDA stream of its own. Then a
+frame is decoded while the next is in the network and the one behind it is encoded.
 
-The host sets stages going in order and waits only for what leaves. What one stage hands to the next carries an event for the
-stream that takes it, and is kept from the allocator until that one is done with it.
+The host sets stages going in order, and waits only for finished frames. A stage's result carries an
+event for the stream that takes it, and is kept from the allocator until that stream is done with
+it.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ import torch
 from torch import Tensor
 
 STAGES = ("encode", "steps", "decode")
-WORK = "steps"  # runs on the stream that stock samples on: there streamed weights arrive
+WORK = "steps"  # runs on the stream that stock samples on, because streamed weights arrive there
 
 
 @dataclass(frozen=True)
 class Handed:
-    """What a stage made. end: an event behind it, or None where it is there already."""
+    """A stage's result. end: an event behind it; None: it is there already."""
 
     value: Tensor
     end: Any = None
@@ -39,7 +40,7 @@ class Ran:
 
 
 class Lanes(Protocol):
-    """How stages run. ahead: groups that are under way before the first of them is waited for."""
+    """A way to run stages. ahead: groups under way before the first is waited for."""
 
     ahead: int
 
@@ -47,14 +48,14 @@ class Lanes(Protocol):
         """Set a stage of a group of frames going."""
 
     def take(self, handed: Handed) -> Tensor:
-        """Wait for it."""
+        """Wait for a result and return it."""
 
     def ran(self, group: int) -> list[Ran]:
-        """The stages of a group whose last one was taken; they are told once."""
+        """The stages of a group whose last result was taken. Told once."""
 
 
 class InOrder:
-    """One after the other, on whatever the host's thread computes on."""
+    """Stages one after the other, on the stream or CPU of the host's thread."""
 
     ahead = 0
 
@@ -78,7 +79,7 @@ class InOrder:
 
 
 class OnStreams:
-    """Each stage on a stream, those of the network on the current one."""
+    """Stages on a stream each; the network's on the current one."""
 
     ahead = 2
 
@@ -89,7 +90,7 @@ class OnStreams:
             for stage in STAGES
         }
         for stream in self._streams.values():
-            stream.wait_stream(self._main)  # weights were brought there
+            stream.wait_stream(self._main)  # weights were brought on this one
         self._began = _event(self._main)
         self._events: list[tuple[str, int, Any, Any]] = []
 
@@ -120,7 +121,7 @@ class OnStreams:
         ]
 
     def close(self) -> None:
-        """What follows on the main stream, such as giving back memory, comes behind all stages."""
+        """Put later work on the main stream, such as giving back memory, behind all stages."""
         for stream in self._streams.values():
             self._main.wait_stream(stream)
 
@@ -133,7 +134,7 @@ def _event(stream: Any) -> Any:
 
 @contextlib.contextmanager
 def lanes_for(device: torch.device) -> Iterator[Lanes]:
-    """Streams on a CUDA card, else the plain way."""
+    """Streams on a CUDA card, else stages in order."""
     if device.type != "cuda":
         yield InOrder()
         return

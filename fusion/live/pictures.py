@@ -1,8 +1,9 @@
-"""Between frames and latents, by stock's VAE or ours, on the device.
+"""Converts between frames and latents with stock's VAE or ours, on the device.
 
-Stock's `VAE.encode` and `decode` ask each time what of VRAM is free, may move models for it, and carry each result to the host.
-Here the VAE is loaded beside the diffusion model once, and its module is called as those call it: a frame stays on the device from
-its pixels to its pixels. What of it is ours is short, and its calls are alike: they are captured as CUDA graphs.
+Stock's `VAE.encode` and `decode` ask each time how much VRAM is free, may move models for it, and
+carry each result to the host. Here the VAE is loaded once, together with the diffusion model, and
+its module is called as those methods call it, so that a frame stays on the device from its pixels
+to its pixels. Our VAEs' calls are short and alike, and are captured as CUDA graphs.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ..graphs.resident import ResidentModel
 
 
 class Pictures:
-    """Of one VAE, of stock's class, whose weights are where it computes."""
+    """One VAE of stock's class, whose weights are where it computes."""
 
     def __init__(self, vae: Any, recorder: Recorder = RECORDER) -> None:
         vae.throw_exception_if_invalid()
@@ -33,16 +34,18 @@ class Pictures:
         self._told: dict[str, int] = {}
 
     def begin(self, nbytes: int) -> None:
-        """Many frames follow. nbytes: what was asked for on the device, beside the weights, which lie there."""
+        """Prepare for many frames. nbytes: device bytes that were asked for in addition to the
+        weights, which are there."""
         policy: KernelPolicy | None = getattr(self._module, POLICY, None)
         if policy is None or policy.is_off:
             return  # stock computes
         if hasattr(self._module, ROOM):
-            self._told["room"] = self._module.fusestream_room(self.device)  # once: it takes as long as some kernels
+            # once, because it takes as long as some kernels
+            self._told["room"] = self._module.fusestream_room(self.device)
         self._graphs = Graphs(ResidentModel(self._module, self.device, nbytes), self._module, self._recorder)
 
     def end(self) -> int:
-        """No more frames follow. Returns how many calls were replayed."""
+        """End a run of frames. Returns how many calls were replayed."""
         graphs, self._graphs = self._graphs, None
         self._told = {}
         if graphs is None:
@@ -56,7 +59,8 @@ class Pictures:
         return found
 
     def encode(self, frames: Tensor) -> Tensor:
-        """Frames [n, h, w, 3], 0 to 1, on the device -> latents [n, c, h', w'], of a video VAE [n, c, 1, h', w']."""
+        """Frames [n, h, w, 3], 0 to 1, on the device -> latents [n, c, h', w'], or [n, c, 1, h',
+        w'] for a video VAE."""
         return self._run(self._encoded, frames, "encode")
 
     def decode(self, latents: Tensor) -> Tensor:
@@ -75,7 +79,7 @@ class Pictures:
         if vae.latent_dim == 3:
             pixels = pixels.unsqueeze(2)
         pixels = vae.process_input(pixels).to(vae.vae_dtype)
-        # Without a device: who names one has pixels on the host, and is shown a bar.
+        # No device is named, because that would mean pixels on the host and a progress bar.
         made: Tensor = self._module.encode(pixels, **self._told).to(vae.vae_output_dtype())
         formed: Tensor | None = None if vae.format_encoded is None else vae.format_encoded(made)
         return made if formed is None else formed
@@ -85,12 +89,13 @@ class Pictures:
         if vae.latent_dim == 2 and latents.ndim == 5:
             latents = latents[:, :, 0]
         made = self._module.decode(latents.to(device=vae.device, dtype=vae.vae_dtype), **self._told)
-        # Of its own: `process_output` writes into it.
+        # A copy, because `process_output` writes into it.
         pixels: Tensor = vae.process_output(made.to(dtype=vae.vae_output_dtype(), copy=True)).movedim(1, -1)
         return pixels.reshape(-1, *pixels.shape[-3:]) if pixels.ndim == 5 else pixels
 
     def bytes_for(self, frames: torch.Size, latents: torch.Size) -> int:
-        """What an encoding and a decoding need of VRAM beside the weights, as stock reckons it; both may run at once."""
+        """VRAM that an encoding and a decoding at once need in addition to the weights, by stock's
+        estimate."""
         vae = self._vae
         n, h, w, c = frames
         pixels = (n, c, 1, h, w) if vae.latent_dim == 3 else (n, c, h, w)
@@ -99,7 +104,7 @@ class Pictures:
 
 
 def fitted(frames: Tensor, width: int, height: int) -> Tensor:
-    """Frames [n, h, w, 3], scaled to this size; what stands over is cut off."""
+    """Frames [n, h, w, 3] scaled to this size; the excess is cut off."""
     if frames.shape[1:3] == (height, width):
         return frames
     scaled: Tensor = comfy.utils.common_upscale(frames.movedim(-1, 1), width, height, "area", "center")

@@ -1,4 +1,4 @@
-"""What a run is told, and the sigmas that follow from it."""
+"""Settings of a run, and the sigmas that follow from them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ SCHEDULERS: tuple[str, ...] = (*comfy.samplers.SCHEDULER_NAMES, SD_TURBO)
 @dataclass(frozen=True)
 class Settings:
     """
-    steps, cfg, strength  of each frame. strength: how much of the frame is made anew, as KSampler's denoise
-    sampler, scheduler    of stock's
-    seed                  of the noise, which is the same for all frames: then what does not move stays as it is
-    blend                 the most that the frame before has a share in a frame, 0 to 1
-    tolerance             the difference between two frames as they came in, 0 to 1, from which on nothing is blended
+    steps, cfg, strength  of each frame. strength: how much of it is made anew (KSampler's denoise)
+    sampler, scheduler    names of stock's
+    seed                  of the noise, which is the same for all frames, so that still parts stay
+                          as they are
+    blend                 the largest share of the frame before in a frame, 0 to 1
+    tolerance             difference of two incoming frames, 0 to 1, from which nothing is blended
     batch                 frames that pass through the network together
-    skip                  frames that differ less from the last one that was made, on average, are that one again. 0: none
-    width, height         to which frames are scaled, what stands over cut off. 0: as they come
+    skip                  a frame that differs less than this, on average, from the last one made
+                          repeats that one; 0: none is skipped
+    width, height         size that frames are scaled to, the excess cut off; 0: as they come
     """
 
     steps: int = 1
@@ -44,12 +46,12 @@ class Settings:
 
     @property
     def compares(self) -> bool:
-        """Whether it matters how far a frame differs from the one before."""
+        """Whether frames are compared with the one before."""
         return self.blend > 0 or self.skip > 0
 
 
 def sigmas_of(model: Any, settings: Settings) -> torch.Tensor:
-    """As stock's KSampler has them for steps and denoise, or stock's SDTurboScheduler."""
+    """The sigmas of stock's KSampler for steps and denoise, or of stock's SDTurboScheduler."""
     if settings.scheduler == SD_TURBO:
         from comfy_extras.nodes_custom_sampler import SDTurboScheduler  # noqa: PLC0415 - a module of nodes
 

@@ -1,6 +1,6 @@
-"""Where frames come from, one by one: an IMAGE batch, or a VIDEO that is decoded as it is wanted.
+"""Sources of frames, one by one: an IMAGE batch, or a VIDEO that is decoded on demand.
 
-A source holds no more than a few frames, however long a video is. Threads read them before they are wanted.
+A source holds only a few frames, however long a video is. Threads read them ahead of demand.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 from ..base import notices
 from ..base.errors import WrongInput
 
-AHEAD = 6  # frames that are read before they are wanted
+AHEAD = 6  # frames read ahead of demand
 WORKERS = 2  # threads that make pixels of them
 ROW = 32  # pixels
 BYTES = (
@@ -32,7 +32,7 @@ BYTES = (
     "rgb24",
     "rgba",
     "pal8",
-)  # formats that stock reads as bytes, others as floats
+)  # formats that stock reads as bytes; it reads others as floats
 _END: Any = object()
 Frame = TypeVar("Frame")
 
@@ -40,10 +40,10 @@ Frame = TypeVar("Frame")
 @dataclass
 class Source:
     """
-    frames         [h, w, 3] on the host, bytes or floats from 0 to 1; None: there is none yet
-    count          how many, more or less; None: nobody knows
+    frames         [h, w, 3] on the host, bytes or floats from 0 to 1; None: no frame yet
+    count          approximate number of frames; None: not known
     rate           frames a second; None: as they come
-    height, width  of the first one; None: nobody knows
+    height, width  of the first frame; None: not known
     """
 
     frames: Iterable[Tensor | None]
@@ -53,20 +53,20 @@ class Source:
     width: int | None = None
 
     def close(self) -> None:
-        """No more frames are wanted."""
+        """Tell the source that no more frames are wanted."""
         close = getattr(self.frames, "close", None)
         if close is not None:
             close()
 
 
 def of_images(images: Tensor, rate: Fraction) -> Source:
-    """Stock's IMAGE [n, h, w, c], of which the first three channels are taken."""
+    """Frames of stock's IMAGE [n, h, w, c]: the first three channels."""
     count, height, width, _ = images.shape
     return Source((image[..., :3] for image in images), count, rate, height, width)
 
 
 def of_video(video: Any) -> Source:
-    """Stock's VIDEO. One that is made of pictures in memory is those; all others are read from their file."""
+    """Frames of stock's VIDEO, from memory if it was made of pictures, else from its file."""
     if isinstance(video, InputImpl.VideoFromComponents):
         parts = video.get_components()
         return of_images(parts.images, Fraction(parts.frame_rate))
@@ -79,7 +79,8 @@ def of_video(video: Any) -> Source:
 
 
 def _count(video: Any, rate: Fraction) -> int | None:
-    """As its file tells it, or reckoned from its length. To count them would be to decode all of them first."""
+    """The number of frames, from the file's header or reckoned from the length, because counting
+    would decode them all."""
     if video.get_active_trim_window() == (0, 0):
         with av.open(video.get_stream_source(), mode="r") as container:
             told = container.streams.video[0].frames
@@ -108,7 +109,7 @@ def _decoded(video: Any) -> Generator[Any]:
 
 
 def _frames_of(packet: Any) -> list[Any]:
-    """As stock, without what is damaged; but that is said."""
+    """A packet's frames, without damaged ones, as stock does; but warns of them."""
     try:
         frames: list[Any] = packet.decode()
     except av.error.InvalidDataError:
@@ -118,7 +119,7 @@ def _frames_of(packet: Any) -> list[Any]:
 
 
 def _pixels(frame: Any) -> Tensor:
-    """A frame of PyAV's as stock makes a picture of it, the right way up: [h, w, 3]."""
+    """PyAV's frame as a picture [h, w, 3], the right way up, converted as stock does."""
     if frame.format.name in BYTES:
         pixels = frame.to_ndarray(format="rgb24")
     else:
@@ -129,8 +130,8 @@ def _pixels(frame: Any) -> Tensor:
 
 
 def _filled(frame: Any) -> Any:
-    """A frame whose rows end where FFmpeg converts without reading beyond them, which it does not do twice in the same way. What is
-    added repeats the border, so that the pixels beside it stay as they are."""
+    """Pad a frame so that FFmpeg does not read beyond its rows, which gives other results each
+    time. The padding repeats the border, so that the pixels beside it stay as they are."""
     if frame.width % ROW == 0:
         return frame
     width, height = (-(-side // ROW) * ROW for side in (frame.width, frame.height))
@@ -147,7 +148,7 @@ def _filled(frame: Any) -> Any:
 
 
 def ahead(frames: Generator[Frame], work: Callable[[Frame], Tensor], most: int = AHEAD) -> Generator[Tensor]:
-    """What `work` makes of each frame, a few of them before they are wanted: one thread reads, and others work."""
+    """Yield `work` of each frame, computed a few frames ahead: one thread reads, others work."""
     reader, workers = ThreadPoolExecutor(1, "fusestream-frames"), ThreadPoolExecutor(WORKERS, "fusestream-pixels")
 
     def worked(read: Future[Any]) -> Any:

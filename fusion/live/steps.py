@@ -1,6 +1,8 @@
-"""From encoded frames to new latents: noise, one to four calls of the network, each with one step, and the frame before.
+"""Makes new latents of encoded frames: noise, one to four network calls with one step each, and the
+frame before.
 
-The last step blends: `diffusion_step` takes guidance, step, blend and what is new of each place in one launch.
+The last step blends: `diffusion_step` takes guidance, step, blend and the mask of new parts in one
+launch.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from ...kernels_cuda import STANDARD, KernelPolicy, diffusion_step
 from .settings import Settings
 from .stocks_samplers import SEED, by_sampler, is_as_known
 
-# What other nodes may have put around guidance: then it is stock's function that guides.
+# Functions that other nodes may have put around guidance. If one is there, stock's function guides.
 GUIDED_BY_OTHERS = (
     "sampler_cfg_function",
     "sampler_pre_cfg_function",
@@ -29,7 +31,7 @@ GUIDED_BY_OTHERS = (
 
 
 class Steps:
-    """Of one sampling that stock has begun.
+    """The steps of one sampling that stock has begun.
 
     guider    stock's, within its `inner_sample`
     sigmas    [steps + 1] fp32, on the device
@@ -56,17 +58,17 @@ class Steps:
         self._guides = settings.cfg != 1.0 and _guidance_is_plain(guider, options)
         self._more_noise = self._noise_between() if settings.sampler == "lcm" else []
         self._by_stock = by_stock
-        self._before: Tensor | None = None  # the last latent that was made
+        self._before: Tensor | None = None  # the last latent made
 
     def __call__(self, latents: Tensor, new: Sequence[Tensor | None]) -> Tensor:
-        """Frames as their VAE encodes them [n, c, ...] -> new ones, for it to decode. new: of each frame, which parts of it are new
-        against the one before, as a mask; None: all of it."""
+        """Frames as their VAE encodes them [n, c, ...] -> new latents for it to decode. new: for
+        each frame a mask of what is new against the frame before; None: all of it."""
         model = self._guider.inner_model
         start = model.process_latent_in(latents.to(self._noise.device, torch.float32))
         if self._by_stock:
             made: Tensor = model.process_latent_out(self._sampled_by_stock(start, new).to(torch.float32))
             return made
-        # What scales noise may write into the product, not into the noise.
+        # The noise is passed without a copy, because noise scaling writes only into its product.
         x = self._sampling.noise_scaling(self._sigmas[0], self._noise.expand(start.shape), start, self._max_denoise)
         for i in range(self._count - 1):
             x = self._between(i, x, *self._predicted(i, x))
@@ -77,7 +79,8 @@ class Steps:
         return out
 
     def _sampled_by_stock(self, start: Tensor, new: Sequence[Tensor | None]) -> Tensor:
-        """Frame after frame, so that each has the same noise; blended with the one before behind it."""
+        """Frame by frame, so that each has the same noise; blends with the frame before
+        afterwards."""
         made, settings = [], self._settings
         for k, mask in enumerate(new):
             frame = by_sampler(
@@ -98,7 +101,8 @@ class Steps:
         return torch.cat(made)
 
     def _predicted(self, i: int, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Denoised, with guidance in it; or for the prompt and for the negative one."""
+        """The denoised latents with guidance in them, and None; or those for the prompt and for the
+        negative prompt."""
         sigma = self._sigmas[i].expand(len(x))
         guider = self._guider
         if not self._guides:
@@ -108,7 +112,7 @@ class Steps:
         return with_prompt, without
 
     def _between(self, i: int, x: Tensor, cond: Tensor, uncond: Tensor | None) -> Tensor:
-        """A step that is not the last."""
+        """A step before the last."""
         if self._settings.sampler == "lcm":
             x = self._step(x, cond, uncond, torch.stack((self._sigmas[i], self._sigmas.new_zeros(()))))
             noised: Tensor = self._sampling.noise_scaling(self._sigmas[i + 1], self._more_noise[i].expand(x.shape), x)
@@ -116,7 +120,7 @@ class Steps:
         return self._step(x, cond, uncond, self._sigmas[i : i + 2])
 
     def _last(self, x: Tensor, cond: Tensor, uncond: Tensor | None, new: Sequence[Tensor | None]) -> Tensor:
-        """The last step, frame after frame where each is blended with the one before."""
+        """The last step, frame by frame if each is blended with the one before."""
         pair = self._sigmas[-2:]
         if self._settings.blend == 0:
             return self._step(x, cond, uncond, pair)
@@ -153,13 +157,14 @@ class Steps:
         )
 
     def _noise_between(self) -> list[Tensor]:
-        """What stock's LCM adds after each step but the last: from the seed, for every frame the same."""
+        """The noise that stock's LCM adds after each step but the last: from the seed, the same for
+        every frame."""
         draw = comfy.k_diffusion.sampling.default_noise_sampler(self._noise, seed=self._settings.seed)
         return [draw(None, None) for _ in range(self._count - 1)]
 
 
 def are_stocks(settings: Settings) -> bool:
-    """Whether these steps are what stock's sampler makes, and so stand for it. Says it where they do not."""
+    """Whether these steps make what stock's sampler makes, and so may replace it. Warns if not."""
     alone = replace(settings, cfg=1.0, blend=0.0, seed=SEED)
 
     def own(guider: Any, sigmas: Tensor, noise: Tensor, start: Tensor) -> Tensor:
@@ -169,7 +174,7 @@ def are_stocks(settings: Settings) -> bool:
 
 
 def _guidance_is_plain(guider: Any, options: dict[str, Any]) -> bool:
-    """Whether all that happens between two predictions and their guidance is `uncond + cfg * (cond - uncond)`."""
+    """Whether guidance is only `uncond + cfg * (cond - uncond)` of two predictions."""
     around = comfy.patcher_extension.get_all_wrappers(
         comfy.patcher_extension.WrappersMP.PREDICT_NOISE, options, is_model_options=True
     )

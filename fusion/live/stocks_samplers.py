@@ -1,8 +1,9 @@
-"""Whether our steps are those of stock's samplers, and the samplers themselves for where they are not.
+"""Compares our steps with stock's samplers, and runs stock's samplers if they differ.
 
-Live video does not go through stock's KSampler for each frame: it makes the few steps itself, the last together with the blend. So
-before a run both make a small latent out of another, with a model that needs no network; and guidance is asked for what else it
-looks up. Where stock samples otherwise by now, each frame goes through its sampler, and is blended behind it.
+Live video does not go through stock's KSampler for each frame: it makes the few steps itself, the
+last together with the blend. So before a run both make a small latent out of another, with a model
+that needs no network, and guidance is watched for the options that it looks up. If stock samples
+otherwise, each frame goes through its sampler, and is blended afterwards.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ Run = Callable[[Any, Tensor, Tensor, Tensor], Tensor]
 
 
 class _Sampling(comfy.model_sampling.ModelSamplingDiscrete, comfy.model_sampling.EPS):
-    """As Stable Diffusion's models have it."""
+    """Sampling of Stable Diffusion's models."""
 
 
 class _Flow(comfy.model_sampling.ModelSamplingDiscreteFlow, comfy.model_sampling.CONST):
-    """As flow models have it."""
+    """Sampling of flow models."""
 
 
 class _Toy:
-    """What a sampler takes for a guider around a model."""
+    """A stand-in for a guider around a model, as far as samplers use it."""
 
     def __init__(self, sampling: Any) -> None:
         self.model_sampling = sampling
@@ -52,7 +53,8 @@ class _Toy:
 def by_sampler(
     name: str, guider: Any, sigmas: Tensor, options: dict[str, Any], seed: int, noise: Tensor, start: Tensor
 ) -> Tensor:
-    """A latent [1, c, ...] through stock's sampler of this name, within a sampling that has begun."""
+    """A latent [1, c, ...] through stock's sampler of this name, within a sampling that has
+    begun."""
     extra = {"model_options": options, "seed": seed}
     made: Tensor = comfy.samplers.ksampler(name).sample(
         guider, sigmas, extra, None, noise.clone(), start.clone(), None, True
@@ -61,10 +63,11 @@ def by_sampler(
 
 
 def is_as_known(name: str, own: Run, hooks: Collection[str]) -> bool:
-    """Whether stock's sampler of this name makes what our steps make, and guides as they do. Says it where not.
+    """Whether stock's sampler of this name makes what our steps make, and guides as they do. Warns
+    if not.
 
-    own    our steps, of (guider, sigmas, noise, start)
-    hooks  in a model's options the names of functions for which guidance is left to stock
+    own    our steps, from (guider, sigmas, noise, start)
+    hooks  names in a model's options whose functions make us leave guidance to stock
     """
     found = difference(name, own) or _guides_otherwise(hooks)
     if found is not None:
@@ -81,7 +84,7 @@ def difference(name: str, own: Run) -> str | None:
         try:
             stocks = by_sampler(name, _Toy(sampling), sigmas, {}, SEED, noise, start)
             ours = own(_Toy(sampling), sigmas, noise, start)
-        except Exception as error:  # whatever it is: live video goes on by stock's sampler
+        except Exception as error:  # any error, because live video goes on with stock's sampler
             return f"its sampler {name} is asked otherwise: {error}"
         distance = float((ours - stocks).norm() / stocks.norm())
         if not distance <= CLOSE:

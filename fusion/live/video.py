@@ -1,4 +1,4 @@
-"""New frames into a video file as they come, in a thread: no more than a few are held at a time."""
+"""Writes new frames into a video file as they come, in a thread; only a few are held at a time."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ import av
 from comfy_api.latest._input_impl import video_types
 from torch import Tensor
 
-TICK, NOMINAL = Fraction(1, 1000), 30  # seconds between two moments that are told apart; what encoders reckon with
-BEHIND = 8  # frames that wait for the encoder before the run waits for it
+# seconds between distinct times of frames; the rate that encoders are told
+TICK, NOMINAL = Fraction(1, 1000), 30
+BEHIND = 8  # frames that may wait for the encoder before the run waits for it
 CODEC, PIXELS, COLOURS = "h264", "yuv420p", "sRGB"  # as stock saves a VIDEO
-# Stock's function that says of a frame, or of a file, which colours its numbers are; None: this ComfyUI says nothing of it.
+# Stock's function that marks a frame or a file with the colours its numbers stand for; None: this
+# ComfyUI marks nothing.
 TAGS = getattr(video_types, "set_video_color_properties", None)
 
 
@@ -26,10 +28,11 @@ class NotWritten(OSError):
 
 
 class VideoFile:
-    """Of frames that all have the size of the first. `close` ends it, also after an error: what was added can be played."""
+    """Frames that all have the size of the first. `close` ends the file, also after an error;
+    frames added before can then be played."""
 
     def __init__(self, path: Path, rate: Fraction | None) -> None:
-        """rate: frames a second; None: each comes with its time."""
+        """rate: frames a second; None: each frame comes with its time."""
         self.path, self._rate = path, rate
         self.frames = 0
         self._writer = ThreadPoolExecutor(1, "fusestream-video")
@@ -40,7 +43,8 @@ class VideoFile:
         self._tick = -1  # of the last frame that came with its time
 
     def add(self, frame: Tensor, at: float | None = None) -> None:
-        """frame: [h, w, 3] floats on the host, which nobody writes to any more. at: seconds since any moment."""
+        """frame: [h, w, 3] floats on the host, which must not change any more. at: seconds since
+        any moment."""
         self._pending.append(self._writer.submit(self._encode, frame, at))
         self.frames += 1
         self._settle(BEHIND)
@@ -78,7 +82,7 @@ class VideoFile:
         picture = av.VideoFrame.from_ndarray(pixels, format="rgb24")
         if TAGS is None:
             picture = picture.reformat(format=PIXELS)
-        else:  # from 0.33 on stock says which colours its numbers are, and means others than before
+        else:  # from 0.33 on stock marks the colours, and uses others than before
             picture = picture.reformat(format=PIXELS, dst_colorspace=video_types.BT709_NCL)
             TAGS(picture, COLOURS)
         if at is not None:
