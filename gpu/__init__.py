@@ -1,6 +1,8 @@
-"""The ground floor: the CUDA driver of this machine, opened once. What is asked of it beyond that stands where it is used.
+"""The ground floor: the CUDA driver of this machine, opened once, and CUDA graphs. Other driver
+calls stand where they are used.
 
-Standard library only, but for `capture` and `nvidia`: whoever builds the kernels needs no torch.
+This package itself and `cuda` need only the standard library, because the kernels are built without
+torch. The other modules import torch.
 """
 
 from .cuda import CudaError, Driver, NoDriver, driver

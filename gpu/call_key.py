@@ -1,6 +1,7 @@
-"""A call's arguments as a key and tensors: what two calls must have in common to be the same work.
+"""A call's arguments as a key and tensors. Two calls with the same key are the same work.
 
-What is not known through and through is unfit: a class of somebody's own may compute with more than its items or fields.
+A value that is not known through and through is unfit, because an unknown class may compute with
+more than its items or fields.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor
 
 
 class Unfit(Exception):
-    """What a call is given that no graph can be keyed by, in words a user understands."""
+    """An argument that no graph can be keyed by, in words for a user."""
 
 
 PLAIN = (type(None), bool, int, float, str, bytes, torch.dtype, torch.device, torch.Size, torch.memory_format)
@@ -25,12 +26,14 @@ def _is_plain(kind: type) -> bool:
     return issubclass(kind, PLAIN)
 
 
-# Whether what is of a type is a value, which two calls may have in common. Asked of every argument of every call.
+# Whether objects of a type are values, which two calls may have in common. Cached, because every
+# argument of every call is asked.
 is_plain: Callable[[Any], bool] = functools.cache(_is_plain)
 
 
 def taken_apart(value: Any, tensors: list[Tensor], device: torch.device) -> Hashable:
-    """What `value` is but for its tensors' numbers. Its tensors are added to `tensors`, each once. Raises Unfit."""
+    """The key of `value`: everything but its tensors' numbers. Its tensors are added to `tensors`,
+    each once. Raises Unfit."""
     kind: Any = type(value)
     if is_plain(kind):
         return kind, value
@@ -47,7 +50,7 @@ def taken_apart(value: Any, tensors: list[Tensor], device: torch.device) -> Hash
 
 
 def _is_sequence(value: Any) -> bool:
-    """A list or tuple, or a named tuple."""
+    """Whether it is a list, a tuple or a named tuple."""
     return type(value) in (list, tuple) or (isinstance(value, tuple) and hasattr(value, "_fields"))
 
 
@@ -66,7 +69,7 @@ def _place_of(value: Tensor, tensors: list[Tensor], device: torch.device) -> Has
 
 
 def put_together(value: Any, tensors: Iterator[Tensor], known: dict[int, Tensor] | None = None) -> Any:
-    """The same value with these tensors in the places of its own, in the order of `taken_apart`."""
+    """`value` with its tensors replaced by these, in the order of `taken_apart`."""
     known = {} if known is None else known
     if isinstance(value, Tensor):
         if id(value) not in known:
@@ -80,20 +83,21 @@ def put_together(value: Any, tensors: Iterator[Tensor], known: dict[int, Tensor]
     if _is_sequence(value):
         parts = [put_together(each, tensors, known) for each in value]
         return kind(*parts) if hasattr(value, "_fields") else kind(parts)
-    given = [field.name for field in dataclasses.fields(value) if field.init]  # the others are made of these
+    # the other fields are made of these
+    given = [field.name for field in dataclasses.fields(value) if field.init]
     made = {name: put_together(getattr(value, name), tensors, known) for name in given}
     same = all(made[name] is getattr(value, name) for name in made)
     return value if same else dataclasses.replace(value, **made)
 
 
 def span(tensor: Tensor) -> Tensor:
-    """All of its memory from its first element to its last, gaps too, in one row."""
+    """All memory of a tensor, from its first element to its last with the gaps, as one row."""
     elements = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.as_strided((elements if tensor.numel() else 0,), (1,))
 
 
 def own_copy(tensor: Tensor) -> Tensor:
-    """A tensor like this one, strides and all, in memory of its own, with its numbers."""
+    """A copy of the tensor, strides included, in memory of its own."""
     with torch.inference_mode(False), torch.no_grad():
         room = torch.empty_like(span(tensor))
     return room.copy_(span(tensor)).as_strided(tensor.shape, tensor.stride(), 0)

@@ -1,4 +1,5 @@
-"""Whether work is being recorded instead of done, and what the host does beside it that is to happen at each replay too."""
+"""Whether work is being recorded instead of done, and host effects that must happen at each replay
+too."""
 
 from __future__ import annotations
 
@@ -20,13 +21,14 @@ _notes = _Notes()
 
 def capturing() -> bool:
     """Whether torch's current stream is being recorded into a CUDA graph."""
-    # Where torch has not begun with CUDA nothing is; to ask whether there is a card takes longer, and a model asks at each block.
+    # Before torch has initialised CUDA nothing is recorded. This test is quicker than asking for a
+    # card, and a model asks at each block.
     return bool(torch.cuda.is_initialized()) and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
 
 
 def each_time(effect: Effect) -> None:
-    """What the host counts beside the device's work: done now, or, while work is recorded, whenever it is replayed. It must not
-    hold what the recorded work computed."""
+    """Run a host effect now or, while work is recorded, at each replay. The effect must not hold
+    results of the recorded work."""
     if _notes.effects is None:
         effect()
     else:
@@ -35,7 +37,7 @@ def each_time(effect: Effect) -> None:
 
 @contextlib.contextmanager
 def noting_effects() -> Iterator[list[Effect]]:
-    """For this time what `each_time` is given goes into this list."""
+    """Collect the effects that `each_time` is given in this block in a list."""
     found: list[Effect] = []
     before, _notes.effects = _notes.effects, found
     try:

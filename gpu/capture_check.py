@@ -1,20 +1,23 @@
-"""Work is run once, eagerly, before it is recorded: would a recording stand it?
+"""A rehearsal: work is run once, eagerly, before it is recorded, to find out whether it can be.
 
-A recording forbids the host to wait for the device, and what the host brings it from ordinary memory would be read again at each
-replay, from memory that is long gone. Whatever does the first ends the rehearsal. The second are constants (ComfyUI makes the
-frequencies of Wan's time embedding on the CPU, at each call): the rehearsal keeps them on the device, and `recalled` hands out a
-copy wherever the work makes the same ones again.
+In a recording the host must not wait for the device, and a copy from ordinary host memory would be
+read again at each replay, after that memory is gone. A wait ends the rehearsal. Copies are taken
+for constants (ComfyUI makes the frequencies of Wan's time embedding on the CPU, at each call): the
+rehearsal keeps them on the device, and `recalled` hands out a copy whenever the work makes the same
+ones again.
 
-Not all of torch's work is seen from Python (`torch.tensor` on a device, for one). On a GPU torch is asked as well: it can say
-whenever it lets the host wait. And who asks for a wait by name is heard. All of this matters: a recording in which the host waits
-is lost, and under cudaMallocAsync the process with it, since what was allocated in it cannot be freed any more.
+Python does not see all of torch's work (`torch.tensor` on a device, for one). So on a GPU torch is
+told to warn whenever it lets the host wait, and functions that wait by name are watched. This
+matters because a recording in which the host waits is lost, and under cudaMallocAsync the process
+with it: memory that was allocated in the recording can then not be freed.
 
-Operations of other libraries may launch where they like. torchvision's deformable convolution launches on CUDA's default stream,
-which no recording sees: the work was done once, while it was recorded, and at each replay what follows read what lay there since
-(BiRefNet's masks were 0.14 off). Only those are let pass of which it is known that they launch on torch's stream.
+Operations of other libraries may launch anywhere. torchvision's deformable convolution launches on
+CUDA's default stream, which no recording sees: the work was done once, during the recording, and
+each replay then read what lay there since (BiRefNet's masks were 0.14 off). So only libraries are
+accepted that are known to launch on torch's stream.
 
-It also tells whether the work, done once more in vain, would leave all as it was: it draws no random numbers, and writes to nothing
-that lasts.
+The rehearsal also tells whether the work, done once more in vain, would leave everything as it was:
+whether it draws no random numbers, and writes to nothing that lasts.
 """
 
 from __future__ import annotations
@@ -36,11 +39,11 @@ WAITING = frozenset((torch.Tag.data_dependent_output, torch.Tag.dynamic_output_s
 DRAWING, DROPPED = torch.Tag.nondeterministic_seeded, "dropout_p"
 INDEXING = frozenset((torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default))
 MASKS = frozenset((torch.bool, torch.uint8))
-KEYS = {"cuda": "CUDA", "cpu": "CPU", "meta": "Meta"}  # torch's, of dispatching
+KEYS = {"cuda": "CUDA", "cpu": "CPU", "meta": "Meta"}  # torch's names of dispatch keys
 COMPOSITE = "CompositeImplicitAutograd"
-# Whose operations launch on torch's current stream: torch's, ours, comfy-kitchen's.
+# Libraries whose operations launch on torch's current stream: torch's, ours, comfy-kitchen's.
 ON_THE_STREAM = ("aten", "prim", "prims", "fusestream", "comfy_kitchen")
-# Whoever asks for a wait by name ends up in one of these.
+# Functions that every wait by name goes through.
 WAITS = (
     (torch._C, "_cuda_synchronize"),
     (torch._C, "_cuda_emptyCache"),
@@ -48,36 +51,38 @@ WAITS = (
     (torch.cuda.Event, "synchronize"),
 )
 _listening = threading.RLock()
-# What torch says where it waits, and where it is asked to say so.
+# Torch's warning about a wait, and its warning about asking for such warnings.
 WAITED, PROTOTYPE = "called a synchronizing CUDA operation", "Synchronization debug mode is a prototype"
 _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 Meet = Callable[[Tensor, "Tensor | None", Callable[[], Tensor]], Tensor]
 
-_NESTED = (Tensor, list, tuple, type(None))  # what a list begins with that may hold tensors
+_NESTED = (Tensor, list, tuple, type(None))  # first items of lists that may hold tensors
 TO, INTO = torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default
 
 
 class NotRecordable(BaseException):
-    """Why the work cannot be recorded, in words a user understands. Code that tries one way after the other does not catch it."""
+    """Why the work cannot be recorded, in words for a user. A BaseException, so that code that
+    tries one way after the other does not catch it."""
 
 
 class Rehearsal:
-    """Of one piece of work on one device."""
+    """Rehearsal of one piece of work on one device."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._constants: list[tuple[Tensor, Tensor]] = []  # as they were on the CPU, and as they are on the device
+        self._constants: list[tuple[Tensor, Tensor]] = []  # (on the CPU, on the device)
         self._next = 0
         self.is_repeatable = True
 
     @property
     def nbytes(self) -> int:
-        """That it keeps on the device."""
+        """Device bytes of the constants."""
         return sum(there.nbytes for _, there in self._constants)
 
     @contextlib.contextmanager
     def watched(self, lasting: Container[int] = ()) -> Iterator[None]:
-        """The work runs. Raises NotRecordable. lasting: addresses of memory that is there before it and after it."""
+        """Watch the work in this block. Raises NotRecordable. lasting: addresses of memory that
+        exists before the work and after it."""
         self._constants = []
         watch = _Watch(self.device, self._learn, lasting)
         with _waits_told(self.device), _waits_heard(), watch:
@@ -86,7 +91,8 @@ class Rehearsal:
 
     @contextlib.contextmanager
     def recalled(self) -> Iterator[None]:
-        """The same work runs, and is recorded. Raises NotRecordable where it is not the same."""
+        """Hand out the constants while the same work is recorded in this block. Raises
+        NotRecordable if it is not the same work."""
         self._next = 0
         with _Watch(self.device, self._recall):
             yield
@@ -96,7 +102,8 @@ class Rehearsal:
     def _learn(self, source: Tensor, into: Tensor | None, bring: Callable[[], Tensor]) -> Tensor:  # noqa: ARG002
         with _untold(self.device):
             brought = bring()
-        self._constants.append((source.clone(), brought.clone()))  # whoever gets a tensor may write to it
+        # cloned, because the work may write to what it is given
+        self._constants.append((source.clone(), brought.clone()))
         return brought
 
     def _recall(self, source: Tensor, into: Tensor | None, bring: Callable[[], Tensor]) -> Tensor:  # noqa: ARG002
@@ -111,7 +118,7 @@ class Rehearsal:
 
 @contextlib.contextmanager
 def _waits_told(device: torch.device) -> Iterator[None]:
-    """Raises NotRecordable where torch let the host wait for the device meanwhile."""
+    """Raise NotRecordable if torch warned in this block that the host waits for the device."""
     if device.type != "cuda":
         yield
         return
@@ -133,9 +140,11 @@ def _waits_told(device: torch.device) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _waits_heard() -> Iterator[None]:
-    """Raises NotRecordable where this thread asked for a wait meanwhile, whatever it did then.
+    """Raise NotRecordable if this thread called a function that waits in this block, whatever came
+    of it.
 
-    The functions are exchanged for this time: to have Python tell of every call (`sys.setprofile`) takes as long as the work.
+    The functions are replaced meanwhile, because a profile function (`sys.setprofile`) takes as
+    long as the work.
     """
     heard: list[str] = []
     thread, before = threading.get_ident(), list[tuple[Any, str, Any]]()
@@ -166,7 +175,7 @@ def _waits_heard() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _untold(device: torch.device) -> Iterator[None]:
-    """For this time the host may wait."""
+    """Let the host wait in this block without a warning."""
     if device.type != "cuda":
         yield
         return
@@ -179,15 +188,15 @@ def _untold(device: torch.device) -> Iterator[None]:
 
 
 class _Kind(NamedTuple):
-    """Of one of torch's operations, on one type of device."""
+    """Properties of a torch operation on one type of device."""
 
     is_made_of_others: bool
     strays: bool  # it may launch on another stream than torch's
     waits: bool
     indexes: bool
     draws: bool  # random numbers
-    drops: int | None  # which argument says how many, where it may be none: of attention
-    writes: tuple[tuple[int, str], ...]  # to which arguments, by place and name
+    drops: int | None  # which argument is attention's dropout share, which may be 0
+    writes: tuple[tuple[int, str], ...]  # arguments that it writes to, by place and name
 
 
 _kinds: dict[tuple[Any, str], _Kind] = {}
@@ -207,8 +216,11 @@ def _kind(func: Any, device: str) -> _Kind:
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Looks at each of torch's operations. meet: brings what comes from the CPU, to a new tensor or into one; of (the tensor, into
-    which, how torch does it). A network calls thousands, so this is written to be quick."""
+    """Looks at each of torch's operations, quickly, because a network calls thousands.
+
+    meet: brings a tensor from the CPU to the device; called with the tensor, the tensor to write to
+    or None for a new one, and torch's way of doing it.
+    """
 
     def __init__(self, device: torch.device, meet: Meet, lasting: Container[int] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -220,7 +232,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         kind = _kind(func, self._type)
         if kind.is_made_of_others:
-            with self:  # in inference mode what is made of others comes whole
+            with self:  # inference mode does not decompose these before the dispatch
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
                 return out
@@ -234,7 +246,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)
 
     def _leaves_traces(self, kind: _Kind, args: Sequence[Any], kwargs: Any) -> bool:
-        """Whether it draws random numbers, or writes to what lasts."""
+        """Whether the operation draws random numbers, or writes to memory that lasts."""
         if kind.draws and (kind.drops is None or _argument(kind.drops, DROPPED, args, kwargs)):
             return True
         written = _tensors(_argument(i, name, args, kwargs) for i, name in kind.writes)

@@ -1,8 +1,9 @@
 """The CUDA driver, called directly.
 
-The library comes with the graphics driver and its C interface does not change, so nothing here depends on the CUDA that torch was
-built for, on Python or on the operating system. Every status goes through `check`, which turns it into an exception that names the
-call, what it was for, and the driver's own words.
+The library comes with the graphics driver and its C interface does not change, so nothing here
+depends on torch's CUDA version, on Python or on the operating system. Every status goes through
+`check`, which turns an error into an exception that names the call, its purpose, and the driver's
+own words.
 
 Nothing is loaded at import. `driver()` loads once, and raises NoDriver, saying what is missing.
 """
@@ -15,7 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 SUCCESS = 0
-OLDEST = 525  # the first with CUDA 12, whose calls are used
+OLDEST = 525  # the first driver with CUDA 12, whose calls are used
 
 # CUdevice_attribute
 CLOCK_KHZ = 13
@@ -29,9 +30,10 @@ READ_ONLY_REGISTER = 113
 
 
 class CudaError(RuntimeError):
-    """The driver refused a call: the message names the call, what it was for, and the driver's own words."""
+    """The driver refused a call. The message names the call, its purpose, and the driver's own
+    words."""
 
-    __module__ = "fusestream"  # what ComfyUI shows before the message
+    __module__ = "fusestream"  # shown by ComfyUI before the message
 
     def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
@@ -39,13 +41,13 @@ class CudaError(RuntimeError):
 
 
 class NoDriver(RuntimeError):
-    """There is no NVIDIA driver here, or one that is too old."""
+    """This machine has no NVIDIA driver, or one that is too old."""
 
     __module__ = "fusestream"
 
 
 class Driver:
-    """The loaded library. Devices are told by their ordinals."""
+    """The loaded library. Devices are named by their ordinals."""
 
     def __init__(self, library: Any) -> None:
         self.library = library
@@ -56,12 +58,13 @@ class Driver:
         self.version = f"{version.value // 1000}.{version.value % 1000 // 10}"
 
     def is_at_least(self, major: int, minor: int) -> bool:
-        """Whether this is the driver of that CUDA or a newer one."""
+        """Whether the driver is of this CUDA version or newer."""
         have = self.version.split(".")
         return (int(have[0]), int(have[1])) >= (major, minor)
 
     def bind(self, name: str, *arguments: Any) -> Any:
-        """A call, with these argument types if there are any. Raises NoDriver where the library does not have it."""
+        """A driver function, with these argument types if any are given. Raises NoDriver if the
+        library lacks it."""
         try:
             function = getattr(self.library, name)
         except AttributeError as error:
@@ -79,7 +82,7 @@ class Driver:
         return True
 
     def check(self, status: int, call: str, what: str, detail: str = "", error: type[CudaError] = CudaError) -> None:
-        """The one place where a driver status becomes an exception."""
+        """Turn a driver status into an exception. No other place does that."""
         if status != SUCCESS:
             name, words = ctypes.c_char_p(), ctypes.c_char_p()
             self.library.cuGetErrorName(status, ctypes.byref(name))
@@ -103,7 +106,8 @@ class Driver:
         return self.attribute(device, CAPABILITY_MAJOR), self.attribute(device, CAPABILITY_MINOR)
 
     def enter(self, device: int) -> None:
-        """Make the device's primary context, the one torch uses, current on this thread. It is held from the first time on."""
+        """Make the device's primary context, which torch uses too, current on this thread. It is
+        held from the first call on."""
         context = self._contexts.get(device)
         if context is None:
             context, what = ctypes.c_void_p(), f"device {device}"
@@ -113,7 +117,7 @@ class Driver:
         self.check(self.library.cuCtxSetCurrent(context), "cuCtxSetCurrent", f"device {device}")
 
     def free_memory(self) -> int:
-        """Bytes that the current device has free, by the driver's own count."""
+        """Free bytes of the current device, by the driver's own count."""
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         self.check(self.library.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)), "cuMemGetInfo", "free memory")
         return free.value

@@ -1,14 +1,17 @@
-"""Work of a device recorded once, as a CUDA graph, and done again with one launch.
+"""Records a device's work once, as a CUDA graph, and does it again with one launch.
 
-What is recorded has memory of its own, under both of torch's allocators: of the native one a private pool, which stays reserved;
-of cudaMallocAsync (ComfyUI's default) allocations that are part of the graph, whose memory the driver keeps from the first launch
-on. Nothing that the work allocates may outlive the recording: cudaMallocAsync could free it only after a launch, and fails
-otherwise. So the work writes its results to tensors that were there before, an error's frames are cleared while the recording is
-still open, and cuBLAS's workspaces are made within it and given back within it.
+A recording has memory of its own. Under torch's native allocator that is a private pool, which
+stays reserved. Under cudaMallocAsync (ComfyUI's default) allocations are part of the graph, and the
+driver keeps their memory from the first launch on. Nothing that the work allocates may outlive the
+recording, because cudaMallocAsync could free it only after a launch, and fails otherwise. So the
+work writes its results to existing tensors, an error's frames are cleared while the recording is
+still open, and cuBLAS's workspaces are made and given back within it.
 
-A recording that CUDA has given up (somebody waited for the device in it) torch leaves half open: no memory would go back to the
-system from then on, and the next random number on the device would be an error. Both are put right, and nothing more is recorded.
-Under cudaMallocAsync what was allocated in it cannot even be freed: the error that ended it is kept, with all that its frames hold.
+If CUDA gives a recording up (because the host waited for the device in it), torch leaves it half
+open: no memory would go back to the system from then on, and the next random number on the device
+would be an error. Both are put right, and nothing more is recorded. Under cudaMallocAsync memory
+allocated in such a recording cannot even be freed, so the error that ended it is kept, with
+everything that its frames hold.
 """
 
 from __future__ import annotations
@@ -35,7 +38,8 @@ OFF = "0"
 SWITCHED_OFF = f"they are switched off: {SWITCH}={OFF} stands in the environment"
 ALLOCATORS = ("native", "cudaMallocAsync")
 GIVEN_UP = 2  # CU_STREAM_CAPTURE_STATUS_INVALIDATED
-# What ends the allocator's part of a recording; torch before 2.6 has it by another name.
+# Torch's function that ends the allocator's part of a recording; torch before 2.6 has another name
+# for it.
 END_OF_A_POOL = next(
     (name for name in ("_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool") if hasattr(torch._C, name)),
     "_cuda_endAllocateToPool",
@@ -43,7 +47,8 @@ END_OF_A_POOL = next(
 
 
 class Timed(NamedTuple):
-    """What came out, and seconds: until the host had asked for everything, until the device had done it."""
+    """The result, and seconds until the host had asked for everything (host) and until the device
+    had done it (whole)."""
 
     out: Any
     host: float
@@ -55,7 +60,7 @@ class Recorded(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """What it takes of the device; known whole after the first replay."""
+        """Device bytes that it takes; complete after the first replay."""
 
     def replay(self) -> None: ...
 
@@ -64,16 +69,17 @@ class Recorded(Protocol):
 
 
 class Recorder(Protocol):
-    """What records work."""
+    """A recorder of work."""
 
     def obstacle(self, device: torch.device) -> str | None:
-        """Why nothing can be recorded there, in words a user understands."""
+        """Why nothing can be recorded on the device, in words for a user; None: it can."""
 
     def timed(self, device: torch.device, work: Work) -> Timed:
-        """Do it now, on a device that has nothing else to do, and wait for it."""
+        """Do the work now, on a device that has nothing else to do, and wait for it."""
 
     def record(self, device: torch.device, work: Work) -> Recorded:
-        """Record it: nothing is done. Raises what the work raises, and `NotRecorded` where CUDA refuses it."""
+        """Record the work without doing it. Raises what the work raises, and `NotRecorded` if CUDA
+        refuses it."""
 
 
 class NotRecorded(RuntimeError):
@@ -83,12 +89,14 @@ class NotRecorded(RuntimeError):
 
 
 class CudaRecorder:
-    """Of all CUDA devices of the process."""
+    """Recorder for all CUDA devices of the process."""
 
     def __init__(self) -> None:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
-        self._one_at_a_time = threading.RLock()  # recordings, and what waits for the whole device, which ends one
-        self._broken: str | None = None  # torch's allocator is not to be trusted with another recording
+        # held by recordings, and by waits for the whole device, which would end one
+        self._one_at_a_time = threading.RLock()
+        # why torch's allocator is not trusted with another recording
+        self._broken: str | None = None
 
     def obstacle(self, device: torch.device) -> str | None:
         other = other_maker(device)
@@ -114,7 +122,7 @@ class CudaRecorder:
         with self._one_at_a_time, torch.cuda.device(device):
             torch._C._cuda_clearCublasWorkspaces()
             torch.cuda.synchronize()
-            torch.cuda.empty_cache()  # or what is cached lies beside the recording's own memory
+            torch.cuda.empty_cache()  # otherwise cached memory would lie beside the recording's own
             before = torch.cuda.mem_get_info(device)[0]
             graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
             stream = self._stream(device)
@@ -142,29 +150,31 @@ class CudaRecorder:
     def _ended(
         self, graph: torch.cuda.CUDAGraph, pool: tuple[int, int], failed: BaseException | None
     ) -> BaseException | None:
-        """What went wrong until the recording was over."""
+        """End the recording. Returns the error so far, or the one that ending it gave."""
         try:
             graph.capture_end()
         except RuntimeError as error:
             had_ended = self._given_up(pool, error)
-            if had_ended and ran_out(error):  # what was recorded could not be made ready
+            if had_ended and ran_out(error):  # the recorded work could not be made ready
                 self._broken = None
                 return torch.OutOfMemoryError(_first_line(error))
             return failed or error
         return failed
 
     def _given_up(self, pool: tuple[int, int], error: BaseException) -> bool:
-        """Put right what torch has left half open. Returns whether its allocator had ended the recording."""
+        """Put right what torch has left half open. Returns whether torch's allocator had ended the
+        recording."""
         self._broken = f"recording failed in this session: {_first_line(error)}"
         index, had_ended = torch.cuda.current_device(), False
         try:
             getattr(torch._C, END_OF_A_POOL)(index, pool)
             torch._C._cuda_releasePool(index, pool)
         except RuntimeError:
-            had_ended = True  # `reset` gives the pool back then
+            had_ended = True  # `reset` gives the pool back later
         generator: Any = torch.cuda.default_generators[index]
         if hasattr(generator, "graphsafe_set_state"):  # torch 2.4 and newer
-            generator.graphsafe_set_state(generator.clone_state())  # the same numbers follow, and it is in no recording
+            # the same numbers follow, outside any recording
+            generator.graphsafe_set_state(generator.clone_state())
         return had_ended
 
     def _stream(self, device: torch.device) -> torch.cuda.Stream:
@@ -175,7 +185,8 @@ class CudaRecorder:
 
 @contextlib.contextmanager
 def _no_collecting() -> Iterator[None]:
-    """What the collector would end, a model for one, may wait for the device or give its memory back."""
+    """Keep the garbage collector off, because an object that it ends, such as a model, may wait for
+    the device or give its memory back."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -186,10 +197,12 @@ def _no_collecting() -> Iterator[None]:
 
 
 def _begun(graph: torch.cuda.CUDAGraph, pool: tuple[int, int]) -> BaseException | None:
-    """What went wrong. pool: torch does not tell a graph's own before its recording has ended well."""
+    """Begin a recording. Returns the error, if any. pool: given, because torch tells a graph's own
+    only after a successful recording."""
     try:
-        with torch.inference_mode(False):  # the generators' states, which each replay writes to
-            # Other threads copy weights of other models meanwhile: theirs is not recorded, and no error.
+        with torch.inference_mode(False):  # for the generators' states, which each replay writes to
+            # Only for this thread, because others copy weights of other models meanwhile: those
+            # copies are not recorded, and are no error.
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")  # type: ignore[arg-type]
     except RuntimeError as error:
         return error
@@ -197,29 +210,30 @@ def _begun(graph: torch.cuda.CUDAGraph, pool: tuple[int, int]) -> BaseException 
 
 
 def _done(work: Work) -> BaseException | None:
-    """What went wrong, with its frames and their tensors."""
+    """Run the work. Returns the error, if any, with its frames and their tensors."""
     try:
         work()
-    except BaseException as error:  # an interrupt is none of Exception's
+    except BaseException as error:  # also interrupts, which are no Exception
         return error
     return None
 
 
 def _forget_frames(failed: BaseException | None) -> None:
-    """Tensors of the frames that failed are freed here, within the recording."""
+    """Free the tensors of the frames that failed, within the recording."""
     if failed is not None:
         traceback.clear_frames(failed.__traceback__)
 
 
 def _keep_for_good(failed: BaseException) -> None:
-    """The error, its frames and their tensors outlast the process's last collection: freed even then, they would end it in an
-    abort."""
+    """Keep the error, its frames and their tensors beyond the process's last collection, because
+    freeing them even then would abort the process."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(failed))
 
 
 def _is_stuck(stream: Any) -> bool:
-    """Whether what was allocated since the stream is recorded cannot be freed: CUDA has given the recording up, and torch ends the
-    process when cudaFreeAsync fails. Such memory was never taken, so it may be kept."""
+    """Whether memory allocated since the stream is recorded cannot be freed, because CUDA has given
+    the recording up, and torch ends the process when cudaFreeAsync fails. Such memory was never
+    taken, so it may be kept."""
     if torch.cuda.get_allocator_backend() == "native":
         return False
     found, state = driver(), ctypes.c_int()
@@ -232,12 +246,12 @@ def _first_line(error: BaseException) -> str:
 
 
 def ran_out(error: BaseException) -> bool:
-    """Whether the device had no memory: a launch says it in torch's general error."""
+    """Whether the device had no memory. A launch says so in torch's general error."""
     return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error)
 
 
 class CudaRecorded:
-    """alone: held while anybody records."""
+    """A recording of CudaRecorder. alone: held while any recording is made."""
 
     def __init__(
         self,
@@ -256,7 +270,7 @@ class CudaRecorded:
         before = 0 if self._ran else torch.cuda.mem_get_info(self._device)[0]
         try:
             self._graph.replay()
-        except RuntimeError as error:  # cudaMallocAsync's memory is taken here: nothing was done
+        except RuntimeError as error:  # cudaMallocAsync takes the memory here; nothing was done
             if not ran_out(error) or isinstance(error, torch.OutOfMemoryError):
                 raise
             raise torch.OutOfMemoryError(_first_line(error)) from error
@@ -269,7 +283,7 @@ class CudaRecorded:
             return
         graph, self._graph = self._graph, None
         with self._alone, torch.cuda.device(self._device):
-            torch.cuda.synchronize()  # it may be running
+            torch.cuda.synchronize()  # the graph may be running
             graph.reset()
             torch.cuda.empty_cache()
             if torch.cuda.get_allocator_backend() != "native":

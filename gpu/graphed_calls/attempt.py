@@ -20,7 +20,8 @@ Body = Callable[..., Any]
 
 
 class Work(NamedTuple):
-    """The call at hand: body(*given). tensors: all within `given`, in the order of `taken_apart`."""
+    """The call at hand: body(*given). tensors: all tensors within `given`, in the order of
+    `taken_apart`."""
 
     body: Body
     given: Sequence[Any]
@@ -28,15 +29,15 @@ class Work(NamedTuple):
     device: torch.device
 
     def run(self) -> Any:
-        """Launch after launch."""
+        """Run the call without a graph."""
         return self.body(*self.given)
 
 
 class Watched(NamedTuple):
     """A call that was computed.
 
-    own     copies of the tensors that it was given
-    made    the tensors of what came out
+    own     copies of its argument tensors
+    made    the tensors of its result
     keeps   why the next call may depend on this one
     """
 
@@ -48,7 +49,7 @@ class Watched(NamedTuple):
 
 
 def watched(work: Work, owner: Owner) -> Watched:
-    """The call, computed as ever, of copies of its tensors. Raises NotCaptured, without a result."""
+    """Compute the call as ever, on copies of its tensors. Raises NotCaptured, without a result."""
     body, given, tensors, device = work
     rehearsal, made = Rehearsal(device), list[Tensor]()
     try:
@@ -69,12 +70,13 @@ def watched(work: Work, owner: Owner) -> Watched:
 
 
 def recorded(work: Work, seen: Watched, recorder: Recorder, alone: AbstractContextManager[bool]) -> Replay | None:
-    """The call as a graph. None if it may not be recorded now. Raises NotCaptured.
+    """Record the call as a graph. None if it may not be recorded now. Raises NotCaptured.
 
-    alone: a context for the recording, which gives whether it may be made."""
+    alone: a context for the recording, which gives whether it may be made.
+    """
     body, given, _, device = work
-    # If nothing came from the CPU, it is recorded unwatched: torch takes other ways to a few results
-    # while somebody looks.
+    # If no constants came from the CPU, the recording is not watched, because torch takes other
+    # ways to a few results under a watch.
     looking = seen.rehearsal.recalled if seen.rehearsal.nbytes else nullcontext
     try:
         inputs, copies = put_together(list(given), iter(seen.own)), [own_copy(tensor) for tensor in seen.made]

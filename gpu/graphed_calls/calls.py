@@ -1,4 +1,4 @@
-"""When calls of an owner are captured, when they are replayed, and what ends that."""
+"""Decides when calls of an owner are captured and replayed, and when graphs are dropped."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from ..streams import at
 from .attempt import Body, Watched, Work, recorded, watched
 from .owner import NotCaptured, Owner
 
-MOST_GRAPHS = 4  # of an owner, the ones used last
-# Of one graph, and of what a captured call is given: work that needs more is not short. A step of
-# SDXL at 1024x1024 takes 0.58 GiB.
+MOST_GRAPHS = 4  # per owner; the ones used last stay
+# Limit for one graph, and for the arguments of a captured call, because work that needs more is not
+# short. A step of SDXL at 1024x1024 takes 0.58 GiB.
 MOST_BYTES = 2**30
 MOST_CALLS = 64  # keys whose progress is remembered
-MOST_PATIENCE = 64  # calls that must find everything in its place, after many graphs in vain
+MOST_PATIENCE = 64  # the most calls that must find everything in its place after wasted graphs
 GIB = 2**30
 # Settings of torch's products, which other code may switch between two calls.
 SWITCHES = (
@@ -34,19 +34,19 @@ SWITCHES = (
 
 
 class _Call:
-    """What is known of the calls of one key. refused: why they are not captured."""
+    """Knowledge about the calls of one key. refused: why they are not captured."""
 
     def __init__(self) -> None:
         self.ran = 0
         self.refused: str | None = None
-        self.is_for_now = False  # refused until the owner's memory is another
+        self.is_for_now = False  # refused until the owner's memory changes
         self.graph: Replay | None = None
-        self.memory: object = None  # that it reads and writes besides its arguments
-        self.wasted = 0  # attempts in a row whose graph nobody replayed
-        self.calm = 0  # calls since anything moved, as far as they were counted
+        self.memory: object = None  # what it reads and writes in addition to its arguments
+        self.wasted = 0  # captures in a row whose graph was never replayed
+        self.calm = 0  # calls counted since the last move
 
     def moved(self) -> None:
-        """Something that the call computes with is elsewhere now."""
+        """Something that the call computes with has moved."""
         self.calm = 0
         if self.is_for_now:
             self.refused, self.is_for_now = None, False
@@ -57,7 +57,7 @@ class _Call:
 
 
 def _unchanged() -> str | None:
-    """For calls that only their arguments and their owner decide."""
+    """The default for `changed`: only the arguments and the owner decide."""
     return None
 
 
@@ -79,21 +79,25 @@ class GraphedCalls:
         together: int | None = None,
     ) -> None:
         """undecided: how many calls of an op were served so far before a kernel was chosen for it.
-        hurried: a context in which kernels are chosen quickly. together: bytes that all graphs may
-        take, of which the oldest go for a newer one; None: the owner's `room` alone decides."""
+
+        hurried: a context in which kernels are chosen quickly.
+
+        together: bytes that all graphs together may take; the oldest are dropped for a newer one.
+        None: only the owner's `room` decides.
+        """
         self._owner, self._recorder = owner, recorder
         self._undecided, self._hurried, self._together = undecided, hurried, together
         self._calls: OrderedDict[Hashable, _Call] = OrderedDict()  # the latest last
-        self._latest: tuple[Hashable, _Call | None] = None, None  # of them, with its key
-        self._generation: Hashable = None  # which the graphs are of
+        self._latest: tuple[Hashable, _Call | None] = None, None  # the latest call and its key
+        self._generation: Hashable = None  # the owner's generation that the graphs belong to
         self._lock = threading.RLock()
         self._is_recording = False
-        self._was_changed = False  # what `changed` said last
+        self._was_changed = False  # whether `changed` gave a reason last time
         self.attempts = self.captured = self.replayed = self.tokens = 0
 
     @property
     def count(self) -> int:
-        """Graphs that there are."""
+        """Number of graphs."""
         return len(self._graphs())
 
     @property
@@ -109,26 +113,28 @@ class GraphedCalls:
         memory: object = None,
         changed: Callable[[], str | None] | None = None,
     ) -> Any:
-        """body(*given). Calls that have all of a key in common compute the same. The body must not keep
-        what it is given, nor write to it.
+        """body(*given). Calls with the same key compute the same. The body must not keep its
+        arguments, nor write to them.
 
         key: what else the result depends on.
 
-        memory: stands for what else the body reads and writes, at addresses that stay as long as this
-        object. What it writes must be the same however often it runs for one call, once or three times.
+        memory: stands for what else the body reads and writes, at addresses that stay as long as
+        this object. The body must write the same however often it runs for one call, once or three
+        times.
 
-        changed: why the body is not what was captured, whatever the key says, in words a user
-        understands. It may take a while: a replay is launched first, and the host looks while the
-        device computes. If it finds something, nobody gets the results, and the body runs as ever.
-        Work that leaves traces (random numbers, a buffer that is added to) is not launched in vain:
-        there the host looks before."""
+        changed: why the body is not what was captured, although the key is the same, in words for a
+        user. It may be slow, so a replay is launched first, and the host looks while the device
+        computes. If it gives a reason, the results are dropped, and the body runs as ever. Work
+        that leaves traces (random numbers, a buffer that is added to) must not be launched in vain;
+        for it the host looks first.
+        """
         if self._is_recording:
             return body(*given)
         device, tensors = self._owner.device, list[Tensor]()
         reason = self._recorder.obstacle(device)
         if reason is not None:
             self.release()
-            if device.type != "cpu":  # where nobody expects any
+            if device.type != "cpu":  # on a CPU graphs are not expected
                 self._owner.note(f"none: {reason}")
             return body(*given)
         try:
@@ -136,7 +142,7 @@ class GraphedCalls:
         except Unfit as unfit:
             call, reason = None, str(unfit)
         if call is not None and call.refused is not None and not call.is_for_now and not self._graphs():
-            return body(*given)  # whatever the owner does: there is nothing to give back either
+            return body(*given)  # there is no graph to give back, so the owner need not be asked
         work = Work(body, given, tensors, device)
         settled = self._owner.settled()
         self._adopt(settled.generation)
@@ -153,11 +159,11 @@ class GraphedCalls:
         return self._settled(call, work, settled.generation, changed or _unchanged)
 
     def moved(self) -> None:
-        """Something of the owner moved: graphs are given back now, not with the next call."""
+        """Give graphs back now and not with the next call, because something of the owner moved."""
         self._adopt(None)
 
     def let_go(self, memory: object) -> None:
-        """The memory is about to be given up: graphs that use it go."""
+        """Drop every graph that uses `memory`, which is about to be given up."""
         with self._lock:
             for call in tuple(self._calls.values()):
                 if call.memory is memory:
@@ -170,8 +176,10 @@ class GraphedCalls:
             self._owner.refused(reason)
 
     def release(self, *, waits: bool = True) -> int:
-        """Give all graphs back; how far each call was stays known. Returns the bytes. waits: for another
-        thread that records or replays; else nothing is given back then."""
+        """Give all graphs back; each call's progress stays known. Returns their bytes.
+
+        waits: wait for another thread that records or replays; else nothing is given back then.
+        """
         if not self._lock.acquire(blocking=waits):
             return 0
         try:
@@ -188,8 +196,8 @@ class GraphedCalls:
         return [call.graph for call in tuple(self._calls.values()) if call.graph is not None]
 
     def _call_of(self, key: Hashable) -> _Call:
-        """What is known of the calls of a key, which is the latest now. Long keys take less time to
-        compare than to look up."""
+        """The record of a key's calls, now the latest. The last key is compared first, because
+        hashing a long key takes longer."""
         with self._lock:
             latest, call = self._latest
             if call is None or key != latest:
@@ -201,7 +209,7 @@ class GraphedCalls:
             return call
 
     def _adopt(self, generation: Hashable) -> None:
-        """Graphs of another generation go."""
+        """Drop graphs of another generation."""
         if generation == self._generation:
             return
         with self._lock:
@@ -217,7 +225,7 @@ class GraphedCalls:
             call.moved()
 
     def _never(self, call: _Call, reason: str, *, is_for_now: bool = False) -> None:
-        """The call is not captured, or not before the owner's memory is another."""
+        """Never capture the call or, with is_for_now, not before the owner's memory changes."""
         with self._lock:
             self._drop(call)
             call.refused, call.is_for_now = reason, is_for_now
@@ -234,7 +242,8 @@ class GraphedCalls:
     # ------------------------------------------------------------------------------------- one more call
 
     def _unsettled(self, call: _Call | None, work: Work, comes: bool) -> Any:
-        """A call of an owner that is not settled. If it is afterwards, this was the first call."""
+        """Run a call while the owner is not settled. If the owner is settled afterwards, this was
+        the first call."""
         before = self._undecided()
         with self._hurried() if comes else nullcontext():
             out = work.run()
@@ -243,7 +252,7 @@ class GraphedCalls:
         return out
 
     def _settled(self, call: _Call, work: Work, generation: Hashable, changed: Callable[[], str | None]) -> Any:
-        """A call of a settled owner: it is replayed, or may be later."""
+        """Run a call of a settled owner: replay it, or advance it towards a graph."""
         graph = call.graph
         if graph is None or self._was_changed or not graph.is_repeatable:
             reason, changed = changed(), _unchanged
@@ -266,8 +275,8 @@ class GraphedCalls:
         return out
 
     def _replay(self, call: _Call, work: Work, changed: Callable[[], str | None]) -> tuple[Any, str | None] | None:
-        """What comes out, or why nobody gets it. None if another thread has given the graph back, or if
-        the graph finds no memory."""
+        """Replay the call. Returns its result, and the reason to drop that result, if any. None if
+        another thread has given the graph back, or if there is no memory for it."""
         with self._lock, at(work.device):
             graph = call.graph
             if graph is None:
@@ -283,9 +292,9 @@ class GraphedCalls:
                 self._never(call, NO_ROOM, is_for_now=True)
                 return None
             except BaseException:
-                self._drop(call)  # which waits for what it had begun
+                self._drop(call)  # waits for what was launched
                 raise
-            if graph.nbytes > graph.counted:  # the first replay may take more
+            if graph.nbytes > graph.counted:  # the first replay may take more memory
                 self._keep_to_limits(call)
             if reason is not None:
                 self._was_changed = True
@@ -294,7 +303,7 @@ class GraphedCalls:
             return out, None
 
     def _advance(self, call: _Call, work: Work, generation: Hashable) -> Any:
-        """One more call of a key that has no graph yet."""
+        """Run one more call of a key without a graph."""
         if call.ran >= 2:
             if call.is_calm:
                 return self._capture(call, work, generation)
@@ -308,7 +317,7 @@ class GraphedCalls:
             else:
                 out, host, whole = self._recorder.timed(work.device, work.run)
         if self._undecided() != before:
-            call.ran = 1  # its memory is found; of its time nothing is known
+            call.ran = 1  # its memory is found; its time is not known
             return out
         call.ran += 1
         reason = unpaid(host, whole)
@@ -320,7 +329,7 @@ class GraphedCalls:
     # ------------------------------------------------------------------------------------------- capture
 
     def _capture(self, call: _Call, work: Work, generation: Hashable) -> Any:
-        """The call's result, computed as ever; and it is captured, unless it cannot be."""
+        """Compute the call as ever and return its result; capture it if possible."""
         nbytes = sum(span(tensor).nbytes for tensor in work.tensors)
         if nbytes > MOST_BYTES:
             self._never(call, f"it is given {nbytes / GIB:.2f} GiB")
@@ -333,11 +342,11 @@ class GraphedCalls:
             self._never(call, why.reason, is_for_now=why.is_for_now)
         else:
             return self._record(call, work, seen, generation, before)
-        # Here the frames that failed are gone, and their tensors with them.
+        # By now the failed frames and their tensors are gone.
         return work.run()
 
     def _record(self, call: _Call, work: Work, seen: Watched, generation: Hashable, before: int) -> Any:
-        """Capture a call that was watched. Returns what comes out."""
+        """Capture a call that was watched. Returns its result."""
         if seen.keeps is not None:
             self._never(call, seen.keeps)
             return seen.out
@@ -359,9 +368,10 @@ class GraphedCalls:
         return seen.out
 
     def _is_outdated(self, call: _Call, generation: Hashable, before: int) -> bool:
-        """Whether a graph would not be of what there is now. before: what was undecided then."""
+        """Whether a graph would no longer fit the present state. before: the number undecided at
+        its beginning."""
         if self._undecided() != before:
-            call.ran = 1  # other kernels: to watch it while they are chosen is not worth it
+            call.ran = 1  # kernels changed; capturing is not worth while until they are chosen
             return True
         if self._owner.settled().generation != generation:
             call.wasted += 1
@@ -371,7 +381,8 @@ class GraphedCalls:
 
     @contextmanager
     def _alone(self, call: _Call) -> Iterator[bool]:
-        """For a recording. Gives False if the owner moved, or if another thread captured the call."""
+        """Stand alone for a recording. Gives False if the owner moved, or if another thread
+        captured the call."""
         with self._owner.standing_still() as stands:
             if not stands:
                 yield False
@@ -387,7 +398,7 @@ class GraphedCalls:
                     self._is_recording = False
 
     def _keep(self, call: _Call, graph: Replay, seen: Watched) -> Any:
-        """The graph is the call's, if it gives what was computed. Returns what comes out."""
+        """Keep the graph if its replay gives what was computed. Returns the result."""
         self._drop(call)
         call.graph = graph
         self.captured += 1
@@ -395,7 +406,7 @@ class GraphedCalls:
             if graph.is_repeatable and not graph.agrees(seen.made):
                 self._never(call, STRAYS)
                 return seen.out
-            out = graph.results()  # the other may lie where the next call's inputs go
+            out = graph.results()  # `seen.out` may lie where the next call's arguments go
         except torch.OutOfMemoryError:
             self._never(call, NO_ROOM, is_for_now=True)
             return seen.out
@@ -403,7 +414,7 @@ class GraphedCalls:
         return out
 
     def _keep_to_limits(self, call: _Call) -> None:
-        """Once the bytes of its graph are known, or known better."""
+        """Enforce the limits when the bytes of the call's graph are known, or known better."""
         graph = call.graph
         if graph is None:
             return
@@ -425,7 +436,7 @@ class GraphedCalls:
 
 
 def _surroundings() -> Hashable:
-    """How torch computes, which no argument says."""
+    """Settings that torch computes with and that no argument shows."""
     matmul = torch.backends.cuda.matmul
     return (
         torch.is_inference_mode_enabled(),
