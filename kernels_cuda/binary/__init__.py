@@ -1,1 +1,2 @@
-"""Compiled code: which cards it is for, the prebuilt archive, what is in an ELF, and the driver's calls that load and launch it."""
+"""Compiled code: the cards it is for, the prebuilt archive, an ELF reader, and the driver calls
+that load and launch it."""

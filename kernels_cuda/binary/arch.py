@@ -1,11 +1,12 @@
-"""Which compiled variant serves which card.
+"""Chooses the compiled variants that serve a card.
 
-A variant is machine code for one architecture (`sm_90`, a cubin) or portable code that the driver compiles
-(`compute_75`, PTX). Cubins run on their own compute capability and on later minor versions of the same major: the sm_80
-cubin serves 8.6 and 8.9 too. Anything newer than every cubin gets PTX.
+A variant is machine code for one architecture (`sm_90`, a cubin) or portable code that the driver
+compiles (`compute_75`, PTX). Cubins run on their own compute capability and on later minor versions
+of the same major: the sm_80 cubin serves 8.6 and 8.9 too. A card newer than every cubin gets PTX.
 
-Kernels are written for two instruction classes. `sm_75`: ldmatrix, mma m16n8k8, no asynchronous copies. `sm_80`: adds
-cp.async and mma m16n8k16. The class decides which source path is compiled, the variant where it runs.
+Kernels are written for two instruction classes. `sm_75`: ldmatrix, mma m16n8k8, no asynchronous
+copies. `sm_80`: adds cp.async and mma m16n8k16. The class decides which source path is compiled,
+the variant where it runs.
 """
 
 from __future__ import annotations
@@ -14,17 +15,19 @@ from ..policy import IsaClass
 
 CUBINS = ("sm_75", "sm_80", "sm_90", "sm_120")
 PTX = ("compute_75", "compute_80")
-# Oldest first: the archive is read in this order and the oldest cards have the slowest hosts.
+# Oldest first, because the archive is read in this order and the oldest cards have the slowest
+# hosts.
 VARIANTS = (*CUBINS, *PTX)
-# Runs where it is asked for by name: every card has a better one. In an archive of its own, which users are not given.
+# Runs only if asked for by name, because every card has a better variant. In an archive of its own,
+# which users do not get.
 ONLY_FORCED = ("compute_75",)
-# May be added for a unit whose tuning differs there: see build/matrix.py.
+# A unit may ask for these if its tuning differs there; see build/matrix.py.
 EXTRA_CUBINS = ("sm_86", "sm_89", "sm_100", "sm_90a")
 
 OLDEST = (7, 5)
 OF_DATA_CENTRES = ((8, 0), (9, 0), (10, 0), (10, 3))
-# On an H200, of matrices of a 14B: cuBLAS 752 TFLOP/s in FP16, the best product in 8 bits 784, with the error of 8 bits. Those
-# that came after it are taken to be alike.
+# Measured on an H200 with the matrices of a 14B model: cuBLAS 752 TFLOP/s in FP16; the best 8-bit
+# product 784, with the error of 8 bits. Later cards are assumed to be alike.
 AS_FAST_IN_FP16 = ((9, 0), (10, 0), (10, 3))
 
 
@@ -38,7 +41,7 @@ def is_ptx(variant: str) -> bool:
 
 
 def isa_class(variant: str) -> IsaClass:
-    """The instruction class a variant's code was written for."""
+    """The instruction class that a variant's code was written for."""
     return "sm_75" if number(variant) < 80 else "sm_80"
 
 
@@ -50,12 +53,13 @@ def too_old(capability: tuple[int, int]) -> str | None:
 
 
 def half_sums_pay(capability: tuple[int, int]) -> bool:
-    """Whether tensor cores add in FP16 faster than in FP32: on all but the cards of data centres."""
+    """Whether tensor cores add faster in FP16 than in FP32: on all but data centre cards."""
     return capability not in OF_DATA_CENTRES
 
 
 def int8_pays(capability: tuple[int, int]) -> bool:
-    """Whether matrix products are faster in 8 bits than what cuBLAS makes of FP16: on all but the newest cards of data centres."""
+    """Whether 8-bit matrix products are faster than cuBLAS in FP16: on all but the newest data
+    centre cards."""
     return capability not in AS_FAST_IN_FP16
 
 

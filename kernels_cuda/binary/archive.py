@@ -1,11 +1,13 @@
-"""The prebuilt archive: one `.tar.xz` that any tar can list, read here with the standard library alone.
+"""The prebuilt archive: one `.tar.xz` that any tar can list, read here with the standard library
+alone.
 
-Inside: `manifest.json` first, then `<variant>/<unit>.cubin` or `.ptx`, oldest cards first. The manifest holds the hash
-of the sources, the compiler, and for every member its SHA-256 and its kernels' registers, shared memory, spills, code
-and parameter sizes. Writing is deterministic: the same code gives the same bytes.
+It holds `manifest.json` first, then `<variant>/<unit>.cubin` or `.ptx`, oldest cards first. The
+manifest holds the hash of the sources, the compiler, and for every member its SHA-256 and its
+kernels' registers, shared memory, spills, code and parameter sizes. Writing is deterministic: the
+same code gives the same bytes.
 
-Reading trusts nothing. A truncated or altered file is one ArchiveError that says what is wrong; whether the sources
-match is asked by the caller (device_code.py), which never runs stale code.
+Reading trusts nothing. A truncated or altered file gives one ArchiveError that says what is wrong.
+The caller asks whether the sources match (device_code.py), and never runs stale code.
 """
 
 from __future__ import annotations
@@ -25,12 +27,13 @@ from ..errors import ArchiveError
 from .arch import is_ptx
 
 PREBUILT = Path(__file__).resolve().parents[1] / "prebuilt" / "kernels.tar.xz"
-FORCED = "forced.tar.xz"  # beside it, where the pack is a contributor's: what is loaded by name alone
+FORCED = "forced.tar.xz"  # beside it in a contributor's pack: variants loaded by name alone
 FORMAT = 1
 LARGEST_MEMBER = 256 * 2**20
 
 Filters = Sequence[Mapping[str, Any]]
-# For a release. Instructions have 16 bytes, and one card's code is much like another's, megabytes later.
+# For a release. Instructions have 16 bytes, and one card's code resembles another's, megabytes
+# later.
 SMALLEST: Filters = (
     {"id": lzma.FILTER_LZMA2, "preset": 6 | lzma.PRESET_EXTREME, "lc": 0, "lp": 4, "pb": 4, "dict_size": 2**26},
 )
@@ -50,7 +53,7 @@ class Manifest:
     compiler: str
     # variant -> unit -> {"sha256", "size", "kernels": {name: facts}}
     variants: dict[str, dict[str, Any]]
-    # unit -> the hash of what it alone was made from; who builds keeps what has not changed
+    # unit -> hash of what it alone was made from, so that a build keeps unchanged units
     units: dict[str, str] = field(default_factory=dict)
 
 
@@ -72,7 +75,8 @@ def write(
     hashes: Mapping[str, str] | None = None,
     filters: Filters | None = SMALLEST,
 ) -> Manifest:
-    """Pack compiled units; without filters, uncompressed. The file appears whole or not at all. hashes: of each unit's sources."""
+    """Pack compiled units; without filters, uncompressed. The file appears whole or not at all.
+    hashes: of each unit's sources."""
     variants: dict[str, dict[str, Any]] = {}
     for variant, units in built.items():
         variants[variant] = {
@@ -145,7 +149,8 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def read_units(path: Path, preference: Sequence[str]) -> tuple[Manifest, dict[str, Unit]]:
-    """The manifest, and each unit's code in the first variant of `preference` that has it, checked against its hash."""
+    """The manifest, and each unit's code in the first variant of `preference` that has it, checked
+    against its hash."""
 
     def best(manifest: Manifest) -> Iterable[tuple[str, str]]:
         # Worst first, so that a better variant's entry replaces it.
@@ -157,7 +162,7 @@ def read_units(path: Path, preference: Sequence[str]) -> tuple[Manifest, dict[st
 
 
 def read_all(path: Path) -> tuple[Manifest, Built]:
-    """Everything, checked as for a card: for who builds."""
+    """The manifest and all code, checked as for a card. Used by the build."""
     manifest, found = _read(
         path, lambda known: [(variant, unit) for variant in known.variants for unit in known.variants[variant]]
     )
@@ -169,7 +174,7 @@ def read_all(path: Path) -> tuple[Manifest, Built]:
 def _read(
     path: Path, choose: Callable[[Manifest], Iterable[tuple[str, str]]]
 ) -> tuple[Manifest, dict[tuple[str, str], tuple[bytes, dict[str, dict[str, int]]]]]:
-    """The manifest, and the code and kernel facts of each (variant, unit) that is chosen of it."""
+    """The manifest, and the code and kernel facts of each (variant, unit) that `choose` names."""
     manifest: Manifest | None = None
     found: dict[tuple[str, str], tuple[bytes, dict[str, dict[str, int]]]] = {}
     wanted: dict[str, tuple[str, str]] = {}  # member name -> (variant, unit)

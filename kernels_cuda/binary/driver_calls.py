@@ -1,4 +1,4 @@
-"""The calls of the CUDA driver that load machine code and launch it. A refusal is a KernelError."""
+"""Driver calls that load machine code and launch it. A refusal is a KernelError."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ JIT_ERROR_LOG_BYTES = 6
 
 
 class LaunchConfig(ctypes.Structure):
-    """CUlaunchConfig: one pointer instead of eight arguments, which ctypes would convert one by one."""
+    """CUlaunchConfig: one pointer instead of eight arguments, which ctypes would convert one by
+    one."""
 
     _fields_ = [
         ("grid_x", ctypes.c_uint),
@@ -40,7 +41,8 @@ class LaunchConfig(ctypes.Structure):
 
 
 class LaunchAttribute(ctypes.Structure):
-    """CUlaunchAttribute: what is asked for, and a union of 64 bytes of which these attributes take the first integer."""
+    """CUlaunchAttribute: an attribute's id, and a union of 64 bytes whose first integer these
+    attributes use."""
 
     _fields_ = [
         ("which", ctypes.c_int),
@@ -50,13 +52,14 @@ class LaunchAttribute(ctypes.Structure):
     ]
 
 
-# CUlaunchAttributeID: a launch need not wait for the end of the one before it in its stream, whose kernel says from when on; this
-# one's waits where it must. Of compute capability 9.0 and newer.
+# CUlaunchAttributeID: the launch need not wait for the end of the one before it in its stream. The
+# earlier kernel says when this one may begin, and this one waits where it must. Needs compute
+# capability 9.0 or newer.
 PROGRAMMATIC_SERIALIZATION = 6
 
 
 class KernelCalls:
-    """The few calls the launcher needs."""
+    """The few calls that the launcher needs."""
 
     def __init__(self, of: Driver) -> None:
         self.driver = of
@@ -65,7 +68,8 @@ class KernelCalls:
         self.launch_kernel = of.bind("cuLaunchKernelEx")  # since CUDA 11.8
 
     def load_module(self, code: bytes, what: str) -> ctypes.c_void_p:
-        """Load a cubin, or have the driver compile PTX; its complaints become part of the exception."""
+        """Load a cubin, or have the driver compile PTX. The driver's complaints become part of the
+        exception."""
         module = ctypes.c_void_p()
         log = ctypes.create_string_buffer(8192)
         options = (ctypes.c_int * 2)(JIT_ERROR_LOG, JIT_ERROR_LOG_BYTES)
@@ -82,7 +86,8 @@ class KernelCalls:
         return handle
 
     def global_ints(self, module: ctypes.c_void_p, name: str) -> tuple[int, ...]:
-        """The values of an `int` array that the module defines, or nothing where it defines none of this name."""
+        """The values of an `int` array that the module defines; empty if it defines none of this
+        name."""
         where, size = ctypes.c_uint64(), ctypes.c_size_t()
         status = self._library.cuModuleGetGlobal_v2(ctypes.byref(where), ctypes.byref(size), module, name.encode())
         if status == ERROR_NOT_FOUND:
@@ -118,5 +123,5 @@ class KernelCalls:
 
 @lru_cache(maxsize=1)
 def kernel_calls() -> KernelCalls:
-    """This machine's. Raises NoDriver, saying what is missing."""
+    """This machine's calls. Raises NoDriver, saying what is missing."""
     return KernelCalls(driver())

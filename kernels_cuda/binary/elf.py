@@ -1,6 +1,7 @@
-"""Reads a cubin, which is an ELF file: for which card it is, which kernels it holds, and what each one takes.
+"""Reads a cubin, which is an ELF file: the card it is for, its kernels, and what each takes.
 
-Only what the build report, the archive check and the tests need. Attribute numbers are those `cuobjdump -elf` names.
+Reads only what the build report, the archive check and the tests need. Attribute numbers are those
+of `cuobjdump -elf`.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from dataclasses import dataclass, field
 
 MACHINE_CUDA = 190
 NO_BITS = 8  # SHT_NOBITS
-# e_ident[EI_ABIVERSION]. 7 loads from driver 525 (CUDA 12.0) on, as long as the card itself is known there; newer cards
-# use 8, and every driver that knows them reads it.
+# e_ident[EI_ABIVERSION]. 7 loads from driver 525 (CUDA 12.0) on, as long as the card itself is
+# known there; newer cards use 8, and every driver that knows them reads it.
 ABI_ANY_DRIVER = 7
 
 ATTR_MAX_THREADS = 0x05  # EIATTR_MAX_THREADS: what __launch_bounds__ allows, as x, y, z; per kernel
@@ -25,7 +26,8 @@ FORMAT_SIZED = 4  # the header holds the byte count of what follows
 
 @dataclass
 class KernelFacts:
-    """One kernel in a cubin: sizes in bytes, registers per thread, and the largest block it was compiled for."""
+    """One kernel in a cubin: sizes in bytes, registers per thread, and the largest block it was
+    compiled for."""
 
     code: int = 0
     registers: int = 0
@@ -62,7 +64,8 @@ def _attributes(data: bytes) -> list[tuple[int, bytes]]:
 
 
 def _sections(data: bytes) -> dict[str, bytes]:
-    """Section name -> its bytes, in the file's order. One without bytes there (shared memory) is as long as it says."""
+    """Section name -> bytes, in the file's order. A section without bytes in the file (shared
+    memory) becomes zeros of its length."""
     table, entry, count, names_at = (struct.unpack_from("<Q", data, 40)[0], *struct.unpack_from("<HHH", data, 58))
     headers = [struct.unpack_from("<IIQQQQIIQQ", data, table + i * entry) for i in range(count)]
     names_offset, names_size = headers[names_at][4:6]

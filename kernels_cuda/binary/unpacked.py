@@ -1,8 +1,9 @@
-"""An archive's code for one kind of card as it is unpacked, kept in the user's cache folder.
+"""An archive's code for one kind of card, kept unpacked in the user's cache folder.
 
-Unpacking takes a fifth of a second (xz is small, not quick), and the first step of the first video after every start waits
-for it. The copy is an archive of the same format, not compressed, of what this card takes; it is read with the same checks.
-Whatever is wrong with it, the archive itself is read instead.
+Unpacking takes a fifth of a second (xz is small, not quick), and the first step of the first video
+after every start waits for it. The copy is an uncompressed archive of the same format, with the
+code that this card takes, and is read with the same checks. If anything is wrong with it, the
+archive itself is read instead.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ from . import archive
 
 
 def read_units(path: Path, preference: Sequence[str], cache: Path) -> tuple[archive.Manifest, dict[str, archive.Unit]]:
-    """What `archive.read_units` gives for this archive; only of the variants that are used the manifest tells."""
+    """`archive.read_units` of this archive, from the copy if possible. The manifest then tells only
+    of the variants that are used."""
     kept = _place(path, preference, cache)
     with contextlib.suppress(ArchiveError):
         return archive.read_units(kept, preference)
     manifest, units = archive.read_units(path, preference)
     if units:
-        with contextlib.suppress(OSError):  # a full disk, or a folder that is not ours: it will be unpacked again
+        # a full disk, or a folder that is not ours: it will be unpacked again
+        with contextlib.suppress(OSError):
             _keep(kept, manifest, units)
     return manifest, units
 
@@ -45,4 +48,4 @@ def _keep(kept: Path, manifest: archive.Manifest, units: dict[str, archive.Unit]
     of_this = kept.name.rsplit("-", 1)[0]
     for other in kept.parent.glob("unpacked-*.tar"):
         if not other.name.startswith(of_this):
-            other.unlink(missing_ok=True)  # of an earlier version of the pack
+            other.unlink(missing_ok=True)  # from an earlier version of the pack

@@ -1,4 +1,4 @@
-"""`python kernels_cuda/build ...`: the build without the pack's entry point, without torch and without ComfyUI."""
+"""`python kernels_cuda/build ...`: the build without the pack's entry point, torch or ComfyUI."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import sys
 import types
 from pathlib import Path
 
-# A folder that is run is no package: give what is imported here the names it has in the pack.
+# A folder that is run is no package: give the modules imported here the names they have in the
+# pack.
 ROOT = Path(__file__).resolve().parents[2]
 for name, folder in (("fusestream", ROOT), ("fusestream.kernels_cuda", ROOT / "kernels_cuda")):
     package = types.ModuleType(name)

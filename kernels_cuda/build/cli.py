@@ -1,10 +1,12 @@
 """Build the device code and pack the archive.
 
-    python kernels_cuda/build              compile what changed, write the archives in prebuilt/, report the flagged kernels
-    python kernels_cuda/build --anew       compile everything, also what the archives there have of these very sources
+    python kernels_cuda/build              compile what changed, write the archives in prebuilt/,
+                                           report the flagged kernels
+    python kernels_cuda/build --anew       compile everything, even if the archives there have it
+                                           from these very sources
     python kernels_cuda/build --all        report every kernel
     python kernels_cuda/build --check      compile nothing; exit 1 and say so if the archive is stale
-    python kernels_cuda/build --only norm_modulate --variant sm_75      compile just these, do not pack
+    python kernels_cuda/build --only norm_modulate --variant sm_75      compile these, do not pack
 
 Needs three wheels and nothing else: ninja, nvidia-cuda-nvrtc-cu12, nvidia-cuda-runtime-cu12.
 """
@@ -37,7 +39,7 @@ RELEASE_COMPILER = 12  # its cubins load from driver 525 on, those of 13 from 58
 def ninja_command() -> str:
     """The wheel's ninja, else one on PATH."""
     try:
-        from ninja import BIN_DIR  # noqa: PLC0415 - wanted only by those who build
+        from ninja import BIN_DIR  # noqa: PLC0415 - needed only to build
 
         return str(Path(BIN_DIR) / "ninja")
     except ImportError:
@@ -52,7 +54,8 @@ def output(unit: str, variant: str, folder: Path = BUILD) -> Path:
 
 
 def ninja_file(pairs: list[tuple[str, str]], folder: Path = BUILD) -> str:
-    """The build as ninja reads it. The compiler's own scripts are inputs too: change them and everything is rebuilt."""
+    """The ninja file of the build. The compiler's own scripts are inputs too, so that a change in
+    them rebuilds everything."""
 
     def escape(path: Path | str) -> str:
         return str(path).replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
@@ -85,7 +88,8 @@ def ninja_file(pairs: list[tuple[str, str]], folder: Path = BUILD) -> str:
 
 
 def compile_all(pairs: list[tuple[str, str]], jobs: int | None, folder: Path = BUILD) -> None:
-    """Bring every (unit, variant) up to date, in parallel. Raises BuildError after ninja has shown what failed."""
+    """Bring every (unit, variant) up to date, in parallel. Raises BuildError after ninja has shown
+    the failures."""
     folder.mkdir(parents=True, exist_ok=True)
     script = folder / "build.ninja"
     script.write_text(ninja_file(pairs, folder))
@@ -171,13 +175,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def kept(path: Path, pairs: list[tuple[str, str]]) -> Built:
-    """What the archives have of these very sources, options and variants, by this compiler."""
+    """Code in the archives from these very sources, options and variants, by this compiler."""
     found: Built = {}
     for each in both(path):
         try:
             manifest, built = archive.read_all(each)
         except ArchiveError:
-            continue  # whoever builds mends it
+            continue  # this build replaces it
         if manifest.compiler != nvrtc().version:
             continue
         same = {unit for unit in matrix.units() if manifest.units.get(unit) == matrix.unit_hash(unit)}
@@ -188,12 +192,12 @@ def kept(path: Path, pairs: list[tuple[str, str]]) -> Built:
 
 
 def both(path: Path) -> tuple[Path, Path]:
-    """The archive, and that of what is loaded by name alone."""
+    """The archive, and that of variants loaded by name alone."""
     return path, path.with_name(FORCED)
 
 
 def write_both(path: Path, built: Built, compiler: str) -> list[tuple[Path, archive.Manifest]]:
-    """The variants, each in its archive."""
+    """Write each variant into its archive."""
     hashes = {unit: matrix.unit_hash(unit) for unit in matrix.units()}
     written = []
     for into, is_forced in zip(both(path), (False, True), strict=True):

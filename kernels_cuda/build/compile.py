@@ -1,8 +1,8 @@
-"""The command ninja runs for one unit and one variant.
+"""The command that ninja runs for one unit and one variant.
 
     python kernels_cuda/build compile UNIT VARIANT OUT
 
-writes OUT (cubin or PTX), OUT.json (facts) and OUT.d (what it was made from).
+It writes OUT (cubin or PTX), OUT.json (facts) and OUT.d (what it was made from).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What is compiled: one unit per `.cu` file, one variant per architecture, and the options of both.
+"""The build matrix: one unit per `.cu` file, one variant per architecture, and the options of both.
 
-The source hash made here is what ties an archive to the sources beside it. It covers every `.cu` and `.cuh`, the
-options and the matrix, so code that was built in any other way is stale.
+The source hash made here ties an archive to the sources beside it. It covers every `.cu` and
+`.cuh`, the options and the matrix, so that code built in any other way is stale.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from ..binary.arch import EXTRA_CUBINS, VARIANTS
 
 SOURCES = Path(__file__).resolve().parents[1] / "src"
 
-# --use_fast_math is left out on purpose: it flushes denormals and drops NaN handling for the whole unit. A kernel that
-# wants a fast intrinsic calls it by name.
+# --use_fast_math is left out on purpose, because it flushes denormals and drops NaN handling for
+# the whole unit. A kernel that wants a fast intrinsic calls it by name.
 OPTIONS = ("--std=c++17", "--device-as-default-execution-space")
 
 # A unit may ask for more variants in its head: `// also built for: sm_86 sm_89`.
@@ -30,7 +30,7 @@ def units(sources: Path = SOURCES) -> list[str]:
 
 
 def variants(unit: str, sources: Path = SOURCES) -> list[str]:
-    """Every variant a unit is built for."""
+    """All variants that a unit is built for."""
     extra = _EXTRA.search((sources / f"{unit}.cu").read_text(encoding="utf-8"))
     names = extra.group(1).replace(",", " ").split() if extra else []
     for name in names:
@@ -40,7 +40,8 @@ def variants(unit: str, sources: Path = SOURCES) -> list[str]:
 
 
 def headers(unit: str, sources: Path = SOURCES) -> list[Path]:
-    """The headers of our own that a unit includes, however deep. NVRTC writes no dependency files, so we do."""
+    """Our own headers that a unit includes, directly or not. Found here, because NVRTC writes no
+    dependency files."""
     found: list[Path] = []
     waiting = [sources / f"{unit}.cu"]
     while waiting:
@@ -53,17 +54,19 @@ def headers(unit: str, sources: Path = SOURCES) -> list[Path]:
 
 
 def unit_hash(unit: str, sources: Path = SOURCES) -> str:
-    """The identity of what one unit is made from: its file, the headers that it includes, the options, its variants."""
+    """The hash of what one unit is made from: its file, the headers that it includes, the options,
+    its variants."""
     return _hashed((*OPTIONS, *variants(unit, sources)), (sources / f"{unit}.cu", *headers(unit, sources)))
 
 
 def hash_sources(sources: Path = SOURCES) -> str:
-    """The identity of what would be built now."""
+    """The hash of what would be built now."""
     return _hashed((*OPTIONS, *VARIANTS), sorted((*sources.glob("*.cu"), *sources.glob("*.cuh"))))
 
 
 def _hashed(settings: Iterable[str], files: Iterable[Path]) -> str:
-    """Line endings do not count: some checkouts rewrite them."""
+    """Hash of settings and files. Line endings do not count, because some checkouts rewrite
+    them."""
     digest = hashlib.sha256("\0".join(settings).encode())
     for path in files:
         digest.update(path.name.encode() + b"\0" + path.read_bytes().replace(b"\r\n", b"\n") + b"\0")

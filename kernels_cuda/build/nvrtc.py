@@ -1,8 +1,9 @@
-"""NVRTC through ctypes: CUDA C++ in, a cubin or PTX out. No toolkit, no host compiler.
+"""NVRTC through ctypes: CUDA C++ in, a cubin or PTX out. Needs no toolkit and no host compiler.
 
-The release archive is built with the 12.9 wheels (`nvidia-cuda-nvrtc-cu12`; `nvidia-cuda-runtime-cu12` for headers),
-because cubins made by 12.x load from driver 525 on. A user's machine that must build for itself may have only the
-NVRTC that came with its torch; that one serves as well, for that machine.
+The release archive is built with the 12.9 wheels (`nvidia-cuda-nvrtc-cu12`;
+`nvidia-cuda-runtime-cu12` for headers), because cubins made by 12.x load from driver 525 on. A
+user's machine that must build for itself may have only the NVRTC of its torch, which serves for
+that machine as well.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _PLACES = (
 
 @dataclass(frozen=True)
 class Usage:
-    """What ptxas reports of a kernel and the ELF file does not say."""
+    """Facts of a kernel that ptxas reports and the ELF file lacks."""
 
     spill_stores: int
     spill_loads: int
@@ -56,7 +57,7 @@ def _roots() -> list[Path]:
 
 
 def find() -> tuple[Path, Path] | None:
-    """(library, headers) of the best NVRTC that is installed, or None."""
+    """(library, headers) of the best installed NVRTC, or None."""
     for library_folder, headers in _PLACES:
         for root in _roots():
             if not (root / library_folder).is_dir():
@@ -79,7 +80,8 @@ def _wheel_version(library: Path) -> str | None:
 class Nvrtc:
     def __init__(self, library: Path, headers: Path) -> None:
         if sys.platform == "win32":
-            os.add_dll_directory(str(library.parent))  # its builtins lie beside it, and are loaded by name
+            # its builtins lie beside it and are loaded by name
+            os.add_dll_directory(str(library.parent))
         self._library = ctypes.CDLL(str(library))
         self._library.nvrtcGetErrorString.restype = ctypes.c_char_p
         self.headers = headers

@@ -1,7 +1,8 @@
-"""The build report: what each kernel takes from a multiprocessor, and what is wrong with it.
+"""The build report: each kernel's use of a multiprocessor, and its faults.
 
-Two things are flagged: spills (registers that went to local memory, which is device memory), and register or shared
-memory use that leaves a multiprocessor less than a fifth full at the largest block the kernel was compiled for.
+Two things are flagged: spills (registers that went to local memory, which is device memory), and
+register or shared memory use that leaves a multiprocessor less than a fifth full at the largest
+block that the kernel was compiled for.
 """
 
 from __future__ import annotations
@@ -38,10 +39,12 @@ MULTIPROCESSORS = {
 
 
 def occupancy(facts: Facts, arch: int) -> float:
-    """Resident threads over what the multiprocessor could hold, at the largest block the kernel allows."""
+    """Resident threads over the multiprocessor's limit, at the largest block that the kernel
+    allows."""
     limits = MULTIPROCESSORS[arch]
     warps = -(-facts["threads"] // 32)
-    registers = -(-facts["registers"] * 32 // 256) * 256 * warps  # allocated per warp in steps of 256
+    # allocated per warp in steps of 256
+    registers = -(-facts["registers"] * 32 // 256) * 256 * warps
     by_registers = limits.registers // registers if registers else limits.blocks
     by_shared = limits.shared // facts["shared"] if facts["shared"] else limits.blocks
     blocks = min(limits.blocks, limits.threads // (warps * 32), by_registers, by_shared)
@@ -49,7 +52,7 @@ def occupancy(facts: Facts, arch: int) -> float:
 
 
 def flags(facts: Facts, arch: int) -> list[str]:
-    """What a reader should look at, in words."""
+    """Faults that a reader should look at, in words."""
     found = []
     spilled = facts["spill_stores"] + facts["spill_loads"]
     if spilled:
@@ -72,7 +75,7 @@ def rows(manifest: Manifest) -> Iterator[tuple[str, str, str, Facts, list[str]]]
 
 
 def table(manifest: Manifest, *, everything: bool = False) -> str:
-    """One line per kernel, or only the flagged ones."""
+    """One line per kernel; without `everything`, only for the flagged ones."""
     lines = [f"{'variant':8} {'kernel':44} {'regs':>4} {'smem':>6} {'stack':>5} {'spill':>5} {'code':>7} {'occ':>4}"]
     count = 0
     for variant, _, name, facts, why in rows(manifest):

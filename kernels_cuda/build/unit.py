@@ -1,4 +1,4 @@
-"""One compilation: a unit, a variant, and the facts of every kernel that came out."""
+"""One compilation: a unit, a variant, and the facts of every kernel in the result."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class BuiltUnit:
 
 
 def describe(compiled: Compiled, variant: str) -> dict[str, Facts]:
-    """What the manifest says of each kernel. PTX has no registers yet, the driver decides those."""
+    """Facts of each kernel for the manifest. PTX has no registers yet, because the driver decides
+    those."""
     if is_ptx(variant):
         return {name: {"parameters": int(size)} for name, size in _ENTRY.findall(compiled.code.decode())}
     cubin = elf.read(compiled.code)

@@ -1,1 +1,2 @@
-"""Which candidate serves a call: timed in turns at the calls that are made anyway, and kept."""
+"""Chooses the candidate that serves a call: candidates are timed at calls that are made anyway, and
+the winner is kept."""

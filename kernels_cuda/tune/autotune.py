@@ -1,9 +1,10 @@
-"""`auto`: who is fastest at one (op, shape class, card, driver, code), found out once and remembered.
+"""`auto`: the fastest candidate for one (op, shape class, card, driver, code), found once and
+remembered.
 
-The candidates take turns at the calls that are to be made anyway (selection.py, rounds.py), so it
-costs hardly anything. Stock's own computation is among them, so an op in `auto` is never slower
-than stock once it has chosen; only where it would make large copies, and another way can serve, it
-is left out (registry.py).
+The candidates take turns at calls that are made anyway (selection.py, rounds.py), so choosing costs
+hardly anything. Stock's own computation is among them, so an op in `auto` is never slower than
+stock once it has chosen. Stock is left out only if it would make large copies and another candidate
+can serve (registry.py).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ CHOSEN = "chosen"
 
 
 def card_key(call: Call) -> str:
-    """What a time depends on besides the shape."""
+    """The conditions other than the shape that a time depends on."""
     properties = torch.cuda.get_device_properties(call.device)
     return (
         f"{properties.name}|{properties.multi_processor_count}|driver {driver().version}|torch {torch.__version__}|"
@@ -48,10 +49,11 @@ def card_key(call: Call) -> str:
 
 
 class Tuner:
-    """What this process has chosen and is choosing.
+    """The choices that this process has made and is making.
 
-    undecided  calls that were served, or recorded, before one was chosen: results since then may have other last bits
-    trials     those of them that were not served by the best so far: they may have taken more memory
+    undecided  calls that were served, or recorded, before a candidate was chosen: later results may
+               have other last bits
+    trials     those of them that the best so far did not serve: they may have taken more memory
     """
 
     def __init__(
@@ -66,15 +68,16 @@ class Tuner:
         self._lap, self._sweep = lap, sweep
         self._card_key = card_key
         self._lock = threading.Lock()
-        self._too_large: dict[tuple[str, str], int] = {}  # bytes of a call at which a candidate ran out of memory
+        # bytes of the smallest call at which a candidate ran out of memory
+        self._too_large: dict[tuple[str, str], int] = {}
         self.purse, self.extra = purse or Purse(), Purse(EXTRA)
         self.undecided = self.trials = 0
 
     def plan(
         self, op: Tunable, call: Call, able: Sequence[Candidate], settle: Callable[[Plan], None]
     ) -> tuple[Plan, str]:
-        """The plan of the winner, if it is known; else one that chooses while it serves, and hands the winner's to `settle`. And
-        whose it is, in words."""
+        """The winner's plan, if it is known; else a plan that chooses while it serves, and hands
+        the winner's plan to `settle`. With it the candidate's name, or words for a choice."""
         shape, card = op.shape_class(call), self._card_key(call)
         here = key(op.name, shape, card)
         known = self._known(here, able)
@@ -89,11 +92,12 @@ class Tuner:
         return next(candidate for candidate in able if candidate.name == name).prepare(call), name
 
     def _known(self, here: str, able: Sequence[Candidate]) -> Winner | None:
-        """The winner of a race in which all of these ran."""
+        """The winner among at least these candidates, if one is kept."""
         return _fitting(self._file.get(here), able)
 
     def _those_that_fit(self, call: Call, able: Sequence[Candidate]) -> Sequence[Candidate]:
-        """Without those that ran out of memory at a call that was no larger: to fail costs time."""
+        """The candidates without those that ran out of memory at a call no larger than this,
+        because a failure costs time."""
         nbytes = _bytes(call)
         fit = [one for one in able if nbytes < self._too_large.get((call.op, one.name), nbytes + 1)]
         return fit or able
@@ -148,7 +152,8 @@ class Tuner:
     def _keep(self, op: str, shape: str, here: str, turns: Turns) -> None:
         winner = Winner(turns.best, turns.seconds)
         LEDGER.chose(Choice(op, shape, winner.name, CHOSEN, dict(winner.seconds)))
-        if all(math.isfinite(s) for s in winner.seconds.values()):  # running out of memory today is not a property
+        # running out of memory today is not a property of a candidate
+        if all(math.isfinite(s) for s in winner.seconds.values()):
             with self._lock:
                 self._file.put(here, winner)
 
@@ -159,7 +164,7 @@ def _fitting(known: Winner | None, able: Sequence[Candidate]) -> Winner | None:
 
 
 def _ratios(near: Winner | None) -> dict[str, float]:
-    """How many times the winner's time each took at another size."""
+    """Time of each candidate at another size, as a multiple of the winner's there."""
     least = 0.0 if near is None else near.seconds.get(near.name, 0.0)
     return {} if near is None or least <= 0 else {name: s / least for name, s in near.seconds.items()}
 
@@ -173,7 +178,7 @@ _tuner_lock = threading.Lock()
 
 
 def tuner() -> Tuner:
-    global _tuner  # noqa: PLW0603 - what is known of this machine, not a toggle
+    global _tuner  # noqa: PLW0603 - knowledge of this machine, not a toggle
     with _tuner_lock:
         if _tuner is None:
             _tuner = Tuner(WinnersFile(device_code.cache_folder() / FILE))

@@ -1,4 +1,5 @@
-"""Times of work on a GPU, by events that are read when it is done: nobody waits for them."""
+"""Times of work on a GPU, from events that are read once they are reached; they are not waited
+for."""
 
 from __future__ import annotations
 
@@ -9,19 +10,19 @@ from typing import Any
 
 import torch
 
-QUEUEING = 60e-6  # seconds: what the host takes to put a few launches into the queue
-LONGER = 1.5  # than the host took the last time
+QUEUEING = 60e-6  # seconds that the host takes to queue a few launches
+LONGER = 1.5  # times the host's last time
 MOST = 400e-6
-CACHE = 32 << 20  # bytes, where torch does not tell them
-MOST_AHEAD = 2e-3  # of several laps together
-CLOCK = 1.7e9  # cycles a second of a card, more or less
+CACHE = 32 << 20  # bytes, if torch does not tell them
+MOST_AHEAD = 2e-3  # seconds, for several laps together
+CLOCK = 1.7e9  # cycles a second of a card, approximately
 
 # Private to torch, so its absence is no error.
 _spin: Callable[[int], None] | None = getattr(torch.cuda, "_sleep", None)
 
 
 def spin(device: torch.device, seconds: float) -> None:
-    """Have the device do nothing for so long, where torch can."""
+    """Keep the device busy with nothing for so long, if torch can."""
     if _spin is not None:
         with torch.cuda.device(device):
             _spin(round(CLOCK * seconds))
@@ -31,7 +32,7 @@ _rooms: weakref.WeakValueDictionary[torch.device, Room] = weakref.WeakValueDicti
 
 
 class Room:
-    """As much memory of a device as its cache holds. There while anybody sweeps."""
+    """As much memory of a device as its cache holds. It lives while a sweeper does."""
 
     def __init__(self, device: torch.device) -> None:
         nbytes = getattr(torch.cuda.get_device_properties(device), "L2_cache_size", CACHE)
@@ -39,8 +40,8 @@ class Room:
 
 
 class Sweeper:
-    """Before each of several laps on the same operands, what the last one has read is swept out of the device's cache, as it is
-    where a model's other weights pass through it between two calls."""
+    """Sweeps what the last lap has read out of the device's cache, before each of several laps on
+    the same operands. In a model, other weights pass through the cache between two calls."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -50,7 +51,7 @@ class Sweeper:
         self._room = room
 
     def begin(self, laps: int) -> None:
-        """The device has something to do while the host asks for them."""
+        """Give the device something to do while the host asks for the laps."""
         spin(self._device, min(laps * QUEUEING, MOST_AHEAD))
 
     def sweep(self) -> None:
@@ -60,15 +61,16 @@ class Sweeper:
 class Lap:
     """One stretch of torch's current stream. Host and device are timed apart.
 
-    Where the device has nothing to do it waits for the host, and a short kernel takes what it takes to launch it. So an idle device
-    first spins while the host puts the launches into its queue; and a busy one too, if the last time it was done before they came.
+    An idle device waits for the host, and a short kernel then takes as long as its launch. So an
+    idle device first spins while the host queues the launches. A busy device spins too if last time
+    it was done before they came.
 
-    host    seconds that the host was at it
-    waited  whether the device was ready before the host was, so that its time is partly the host's
+    host    seconds that the host took
+    waited  whether the device was ready before the host, so that its time is partly the host's
     """
 
     def __init__(self, device: torch.device, before: float | None = None) -> None:
-        """before: seconds that the host took for this work at a time when the device waited for it."""
+        """before: seconds that the host took for this work when the device waited for it."""
         event: Any = torch.cuda.Event
         self._stream = torch.cuda.current_stream(device)
         self._start, self._end = event(enable_timing=True), event(enable_timing=True)
@@ -84,5 +86,5 @@ class Lap:
         self.waited = self._start.query()
 
     def seconds(self) -> float | None:
-        """None while the device has not come so far."""
+        """Seconds on the device; None while it is not done."""
         return float(self._start.elapsed_time(self._end)) * 1e-3 if self._end.query() else None

@@ -1,21 +1,27 @@
-"""Whose turn it is: candidates serve the calls that have to be made anyway, until the fastest is known.
+"""Assigns turns: candidates serve the calls that are made anyway until the fastest is known.
 
-Numbers in, names out; nothing here knows a GPU. A call asks `take`, runs the candidate that it names, and tells what the device
-took for it when that is known, which may be many calls later (`heard`). No call waits, and none is made twice but for `more`.
+Numbers in, names out; nothing here knows a GPU. A call asks `take`, runs the candidate that it
+names, and tells what the device took for it when that is known, which may be many calls later
+(`heard`). No call waits, and none is made twice except by `more`.
 
-    first run      tells how dear a second would be, and nothing else: it loads modules and asks libraries how to go about it
-    then           three times are enough where the two least agree, seven in any case. What disturbs a time only ever adds to it,
-                   so the least counts
-    a clear loser  1.5 times as slow as the best at its one time, or 1.15 times at the least of several: no more turns
-    waits          a time in which the device waited for the host says how quick the host was: it counts for nothing, unless there
-                   are no others. Calls that the host is too slow for are captured and replayed without it, as one graph
+    first run      only tells how dear a second would be, because it loads modules and asks
+                   libraries how to go about it
+    then           three times are enough if the two least agree, seven in any case. Disturbances
+                   only add to a time, so the least counts
+    a clear loser  1.5 times as slow as the best at its one time, or 1.15 times at the least of
+                   several: no more turns
+    waits          a time in which the device waited for the host tells the host's speed. It does
+                   not count, unless there are no others. Calls that the host is too slow for are
+                   captured and replayed without it, as one graph
     late ones      are passed over until they have begun (warm_up.py)
-    dear ones      wait until the purse has what a turn is likely to cost (time_budget.py)
-    short ones     need not wait for a call of their own, where whoever calls is in a hurry: where the best takes two milliseconds
-                   at most, more turns follow the call at hand, on the same operands (`more`)
+    dear ones      wait until the purse has the likely cost of a turn (time_budget.py)
+    short ones     need no call of their own if the caller is in a hurry: if the best takes two
+                   milliseconds at most, more turns follow the call at hand, on the same operands
+                   (`more`)
     in between     the best so far serves
 
-Who is in the race has been asked before whether it can serve, under one policy: all of them compute in the same tier.
+All candidates can serve and compute in the same tier, because they were asked before, under one
+policy.
 """
 
 from __future__ import annotations
@@ -29,41 +35,43 @@ from .time_budget import Purse
 
 LEAST_TIMES = 3
 MOST_TIMES = 7
-# Ours must beat stock by more than a race is noisy, or stock keeps its place: `auto` promises never to be slower.
+# Ours must beat stock by more than a race's noise, or stock keeps its place: `auto` promises never
+# to be slower.
 MARGIN = 0.02
-TICK = 5e-7  # seconds that times of a card are whole numbers of, more or less
-LOST_AT_ONCE = 1.5  # times the best one's median, at the one time that there is
-LOST = 1.15  # the same for the least of several
-UNKNOWN = 1.5  # times the best: what one is reckoned to take that has not run yet
-HOSTS = 0.02  # of a time: less of the host in it is no matter
-MOST_WAITS = 3  # of a candidate, that count for nothing
-MOST_CALLS = 256  # then what is known by then decides
-SHORT = 2e-3  # seconds, of the best
-TOO_DEAR = 3.0  # times SHORT: what is likely to take longer waits for a call of its own
-LAUNCH = 4e-5  # seconds: what a turn takes at least, for the host
+TICK = 5e-7  # seconds: resolution of a card's times, approximately
+LOST_AT_ONCE = 1.5  # times the best one's median, for a single time
+LOST = 1.15  # the same for the least of several times
+UNKNOWN = 1.5  # assumed time of an untried candidate, as a multiple of the best
+HOSTS = 0.02  # of a time: a smaller share of the host does not matter
+MOST_WAITS = 3  # per candidate, that do not count
+MOST_CALLS = 256  # then the figures so far decide
+SHORT = 2e-3  # seconds of the best
+TOO_DEAR = 3.0  # times SHORT: a turn that is likely to take longer waits for a call of its own
+LAUNCH = 4e-5  # seconds of the host: the least cost of a turn
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One call, served by this candidate. A turn that is not timed is not told of again."""
+    """One call, served by this candidate. A turn that is not timed is not reported back."""
 
     name: str
     is_timed: bool
-    is_trial: bool = False  # of another than the best so far
+    is_trial: bool = False  # of another candidate than the best so far
     paid: float = 0.0  # seconds that were put aside for it
-    is_more: bool = False  # behind a call that another turn has served: all of it is a cost
+    # follows a call that another turn has served, so that all of it is a cost
+    is_more: bool = False
 
 
 @dataclass
 class _Runner:
     name: str
     handicap: float
-    ratio: float | None  # of its time to the best one's, at another size
+    ratio: float | None  # its time over the best one's, at another size
     has_begun: Callable[[], bool] = lambda: True
     runs: int = 0
     waiting: int = 0  # turns whose time is not known yet
     waits: int = 0
-    first: float | None = None  # the first run, less what the host was at it
+    first: float | None = None  # the first run, less the host's time
     times: list[float] = field(default_factory=list)
     has_failed: bool = False
     has_lost: bool = False
@@ -79,7 +87,8 @@ class _Runner:
 
     @property
     def is_known(self) -> bool:
-        """Whether two that were hardly disturbed are among its times: disturbances differ from time to time."""
+        """Whether two of its times agree and so were hardly disturbed, because disturbances differ,
+        or there are enough times."""
         if len(self.times) < LEAST_TIMES:
             return False
         least, second = sorted(self.times)[:2]
@@ -89,11 +98,11 @@ class _Runner:
 class Turns:
     """The state of one choice.
 
-    names   who takes part, in the order in which they are tried
-    ours    those among them that have to beat the others by the margin
-    ratios  what is known of some from another size: their time, in times of the best one's there
-    late    of those that are being begun beside the work, whether that is done
-    extra   what pays for turns that follow a call; without it there are none
+    names   the candidates, in the order in which they are tried
+    ours    those that must beat the others by the margin
+    ratios  known times from another size, as multiples of the best one's there
+    late    for those that are being warmed up beside the work: whether that is done
+    extra   the purse for turns that follow a call; without it there are none
     """
 
     def __init__(
@@ -115,17 +124,17 @@ class Turns:
 
     @property
     def best(self) -> str:
-        """The fastest so far; before anything is known, the first that has begun and not failed."""
+        """The fastest so far; before any time is known, the first that has begun and not failed."""
         return self._best.name
 
     @property
     def are_left(self) -> bool:
-        """Whether there is one that has not failed."""
+        """Whether any candidate has not failed."""
         return bool(self._able)
 
     @property
     def winner(self) -> str | None:
-        """Once enough is known, or enough calls were made."""
+        """The best, once enough is known or enough calls were made; else None."""
         if not self._able or self._best.figure is None:
             return None
         running = [runner for runner in self._able if not runner.has_lost]
@@ -134,26 +143,27 @@ class Turns:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """The least that each took. Infinite: it failed, or was too dear to be tried twice."""
+        """The least time of each. Infinite: it failed, or was too dear to be tried twice."""
         figures = {runner.name: None if runner.has_failed else runner.figure for runner in self._runners.values()}
         return {name: math.inf if figure is None else figure for name, figure in figures.items()}
 
     @property
     def tried(self) -> int:
-        """How many have a time."""
+        """The number of candidates that have a time."""
         return sum(runner.figure is not None for runner in self._runners.values())
 
     def take(self) -> Turn:
-        """Whose turn the call at hand is."""
+        """The turn that serves the call at hand."""
         self._calls += all(runner.has_begun() for runner in self._able)
         best = self._best
         if (
+            # One run to warm up and one that counts. Until they are known, there is nothing to
+            # compare with.
             best.figure is None
-        ):  # one run to warm up and one that counts; until they are known, there is nothing to compare with
+        ):
             return self._turn(best, is_timed=best.waiting + len(best.times) + (best.first is not None) < 2)
-        for runner in sorted(
-            self._able, key=lambda one: one.runs
-        ):  # of equals the first: they are tried in their order
+        # of equals the first, because they are tried in their order
+        for runner in sorted(self._able, key=lambda one: one.runs):
             if runner.waiting or not runner.races:
                 continue
             if runner is best:
@@ -166,8 +176,8 @@ class Turns:
         return self._turn(best, is_timed=False)
 
     def more(self) -> list[Turn]:
-        """Turns that may follow the call at hand, which was served: none unless all of it is short. Of a candidate whose time is
-        not known yet one, and one to warm up; then as many as it takes."""
+        """Turns that may follow the call at hand, which was served; none unless it was short. A
+        candidate without a time gets one turn, and one to warm up; then as many as it needs."""
         best, turns = self._best, list[Turn]()
         took = best.first if best.figure is None else best.figure
         if self._extra is None or took is None or took > SHORT:
@@ -187,8 +197,8 @@ class Turns:
         return turns
 
     def heard(self, turn: Turn, seconds: float, host: float = 0.0, *, waited: bool = False) -> None:
-        """What the device took for a turn, in the order of the turns; how long the host was at it, and whether the device waited
-        for it."""
+        """Take in a turn's time on the device, in the order of the turns. host: seconds of the
+        host. waited: whether the device waited for the host."""
         runner = self._runners[turn.name]
         runner.waiting -= 1
         if runner.first is None:
@@ -210,20 +220,21 @@ class Turns:
         self._part_with_losers()
 
     def failed(self, turn: Turn) -> None:
-        """It could not serve: it gets no more turns."""
+        """Record that a candidate could not serve: it gets no more turns."""
         runner = self._runners[turn.name]
         runner.waiting -= turn.is_timed
         runner.has_failed = True
 
     def dropped(self, turn: Turn) -> None:
-        """The call was given up, for reasons of its own: it says nothing about who served it."""
+        """Undo a turn whose call was given up for other reasons, because it says nothing about the
+        candidate."""
         self._runners[turn.name].waiting -= turn.is_timed
         purse = self._extra if turn.is_more else self._purse
         assert purse is not None
         purse.settle(turn.paid, 0.0)
 
     def forgive(self) -> None:
-        """Those that failed may try again: where all of them do, it is not their fault."""
+        """Let failed candidates try again, because a failure of all is not their fault."""
         for runner in self._runners.values():
             runner.has_failed = False
 
@@ -245,7 +256,7 @@ class Turns:
 
     @staticmethod
     def _likely(runner: _Runner, best: float) -> float:
-        """Seconds that a turn of this one is likely to take, where the best one's take so long."""
+        """Seconds that a turn of this one is likely to take, if the best one takes `best`."""
         if runner.figure is not None:
             return runner.figure
         if runner.first is not None:

@@ -1,11 +1,14 @@
-"""A plan that is not one candidate's yet: each call is served by the one whose turn it is (rounds.py), until one is chosen.
+"""A plan whose candidate is not chosen yet: each call is served by the one whose turn it is
+(rounds.py), until one is chosen.
 
-A candidate that cannot prepare, or whose plan raises, loses its place and the next one serves the same call: that is sound because
-a plan that raises has written to nothing that it reads (call.py).
+If a candidate cannot prepare, or its plan raises, it loses its place and the next one serves the
+same call. That is sound because a plan that raises has not written to anything that it reads
+(call.py).
 
-As a rule nothing is computed twice and nothing copied. But a model's call that is to be captured as a CUDA graph waits for the last
-of its kernels to be chosen, and some are called once in it. In such a call (`hurried`) more turns may follow behind a short one
-(`Turns.more`): what they write goes nowhere, and of operands that they would write over they get copies.
+As a rule nothing is computed twice and nothing copied. But a model's call that is to be captured as
+a CUDA graph waits until the last of its kernels is chosen, and some are called once in it. In such
+a call (`hurried`) more turns may follow a short one (`Turns.more`). Their results are dropped, and
+operands that they would overwrite are copied for them.
 """
 
 from __future__ import annotations
@@ -30,11 +33,12 @@ from ..call import (
 )
 from .rounds import Turn, Turns
 
-MOST_COPIED = 64 << 20  # bytes, of operands that are written over, for turns behind a call
+MOST_COPIED = 64 << 20  # bytes: limit of the overwritten operands for turns that follow a call
 
 
 class _OfThread(threading.local):
-    """timed: how many turns are being timed now. A candidate may call ops that choose themselves."""
+    """State of one thread. timed: number of turns being timed now, because a candidate may call ops
+    that choose too."""
 
     timed = 0
     is_hurried = False
@@ -45,7 +49,7 @@ _now = _OfThread()
 
 @contextlib.contextmanager
 def hurried() -> Iterator[None]:
-    """For this time this thread's calls wait for their kernels to be chosen."""
+    """Hurry: this thread's calls in the block wait for their kernels to be chosen."""
     before, _now.is_hurried = _now.is_hurried, True
     try:
         yield
@@ -54,7 +58,7 @@ def hurried() -> Iterator[None]:
 
 
 class Lap(Protocol):
-    """A time that is known later: see event_timer.py."""
+    """A time that is known later; see event_timer.py."""
 
     host: float
     waited: bool
@@ -68,12 +72,13 @@ class Sweeper(Protocol):
     def begin(self, laps: int) -> None: ...
 
     def sweep(self) -> None:
-        """Before each lap."""
+        """Called before each lap."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Of a candidate, at a call that another one could serve. The error itself would keep its frames, and their tensors."""
+    """A candidate's failure at a call that another could serve. Holds words, because the error
+    itself would keep its frames and their tensors."""
 
     name: str
     words: str
@@ -88,14 +93,14 @@ class Failure:
 class Choosing:
     """Belongs to one signature and one thread, as plans do.
 
-    writes   which of the operands the op writes over
-    lap      begins to time work on a device, which waited so long for the host before, if it did
-    sweep    what makes a device ready for several laps on the same operands
-    elsewhere  who was chosen for this class of shapes meanwhile, at another signature
-    served   is told of each turn, before it is taken
-    lost     is told of each candidate that failed where another could serve
-    chosen   is told when one is, once
-    settle   is given the plan that serves from now on
+    writes   places of the operands that the op overwrites
+    lap      begins to time work on a device; given the host's seconds when the device last waited
+    sweep    prepares a device for several laps on the same operands
+    elsewhere  the name chosen meanwhile for this shape class, at another signature
+    served   told of each turn, before it is taken
+    lost     told of each candidate that failed where another could serve
+    chosen   told once, when one is chosen
+    settle   given the plan that serves from now on
     """
 
     def __init__(
@@ -121,16 +126,19 @@ class Choosing:
         self._served, self._lost, self._chosen, self._settle = served, lost, chosen, settle
         self._plans: dict[str, Plan] = {}
         self._pending: deque[tuple[Turn, Lap]] = deque()
-        self._waited: dict[str, float] = {}  # seconds that the host was at a candidate, where the device waited for it
+        # the host's seconds for a candidate when the device waited for it
+        self._waited: dict[str, float] = {}
         self._sweeper: Sweeper | None = None
-        self._plan: Plan | None = None  # once chosen: whoever was bound to this keeps calling it
+        # once chosen, because callers bound to this object keep calling it
+        self._plan: Plan | None = None
 
     def __call__(self, *tensors: Tensor | None) -> Any:
         if self._plan is not None:
             return self._plan(*tensors)
-        if capturing():  # what is recorded takes no time now, and asking for times is forbidden
+        if capturing():  # recorded work takes no time now, and asking for times is forbidden
             best = self._turns.best
-            self._served(Turn(best, is_timed=False))  # whoever records learns that it may not be the one that is chosen
+            # tells the recorder that another candidate may be chosen later
+            self._served(Turn(best, is_timed=False))
             return self._prepared(best, tensors)(*tensors)
         self._listen()
         winner = self._elsewhere() or self._turns.winner
@@ -152,21 +160,21 @@ class Choosing:
                 break
             except RuntimeError as error:  # out of memory, a driver's refusal, a library's
                 self._turns.failed(turn)
-                if not self._turns.are_left:  # then it is none's fault
+                if not self._turns.are_left:  # then it is not this candidate's fault
                     self._turns.forgive()
                     raise
                 failures.append(Failure.of(turn.name, error))
             except BaseException:
                 self._turns.dropped(turn)
                 raise
-            # Here, behind the `except`, the frames that failed are gone, and their tensors with them.
+            # Here, behind the `except`, the failed frames and their tensors are gone.
         failures += self._more(tensors)
         for failure in failures:
             self._lost(self._call(tensors), failure)
         return result
 
     def _more(self, tensors: Tensors) -> list[Failure]:
-        """Turns behind a call that was served; and who failed at them."""
+        """Take turns that follow a call that was served. Returns the failures in them."""
         if _now.timed or not _now.is_hurried:
             return []
         turns, failures = deque(self._turns.more()), list[Failure]()
@@ -178,14 +186,14 @@ class Choosing:
                     self._sweeper.sweep()
                     failures += self._tried(turns, own)
         except torch.OutOfMemoryError:
-            pass  # for the copies: then turns wait for calls of their own
+            pass  # for the copies; the turns then wait for calls of their own
         finally:
             for turn in turns:
                 self._turns.dropped(turn)
         return failures
 
     def _tried(self, turns: deque[Turn], tensors: Tensors) -> list[Failure]:
-        """The first of these turns is taken; where that fails, those of the same candidate are dropped too."""
+        """Take the first of these turns. If it fails, drop the same candidate's other turns too."""
         turn = turns[0]
         try:
             self._serve(turn, tensors)
@@ -202,7 +210,8 @@ class Choosing:
             return [Failure.of(turn.name, error)]
 
     def _copied(self, tensors: Tensors) -> Tensors | None:
-        """The operands, with copies of those that are written over; the same one twice stays the same. None: they are too large."""
+        """The operands, with copies of those that are overwritten; one operand in two places stays
+        one. None: they are too large."""
         over = {place(t): t for i, t in enumerate(tensors) if t is not None and i in self._writes}
         if sum(t.untyped_storage().nbytes() for t in over.values()) > MOST_COPIED:
             return None
@@ -230,7 +239,7 @@ class Choosing:
         return result
 
     def _listen(self) -> None:
-        """Times that are known by now, in the order of their turns."""
+        """Report times that are known by now, in the order of their turns."""
         while self._pending:
             turn, lap = self._pending[0]
             seconds = lap.seconds()
@@ -246,5 +255,5 @@ class Choosing:
         return plan
 
     def _call(self, tensors: tuple[Tensor | None, ...]) -> Call:
-        """Made anew each time: kept, it would keep the first call's tensors."""
+        """Made anew each time, because a kept call would keep the first call's tensors."""
         return Call(self._op, tensors, self._options, self._policy)

@@ -1,8 +1,9 @@
-"""What a first run would keep the work waiting for, begun beside it.
+"""Runs slow first runs beside the work, so that the work does not wait for them.
 
-cuDNN is loaded and its attention compiled at their first use in a process: a second and more in which the host launches nothing.
-Whoever chooses among candidates has others to go on with, so that is done on a thread of its own, once for each kind of code, and
-the candidate takes its first turn when it is done. torch lets go of Python's lock meanwhile.
+cuDNN is loaded and its attention compiled at their first use in a process: a second and more in
+which the host launches nothing. A choice has other candidates to go on with, so the first run
+happens on a thread of its own, once for each kind of code, and the candidate takes its first turn
+when it is done. torch releases Python's lock meanwhile.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ _lock = threading.Lock()
 
 
 def begin(kind: Hashable, device: torch.device, work: Callable[[], object]) -> Begun:
-    """Do this work once in this process for this kind, on another thread and another stream of the device. Returns what tells
-    whether it is done."""
+    """Do this work once in this process for this kind, on another thread and another stream of the
+    device. Returns a function that tells whether it is done."""
     with _lock:
         done = _begun.get(kind)
         if done is None:
@@ -37,6 +38,8 @@ def _run(device: torch.device, work: Callable[[], object], done: threading.Event
             work()
             cuda.current_stream(device).synchronize()
     except RuntimeError:
-        pass  # the candidate meets it at its first turn, where another one serves the call and the report says why
+        # the candidate fails at its first turn too; another then serves the call and the report
+        # says why
+        pass
     finally:
         done.set()

@@ -10,7 +10,8 @@ from ..kept_entries import KeptEntries
 
 @dataclass(frozen=True)
 class Winner:
-    """The fastest candidate of one (op, shape class, card, driver, code), and what each one took in seconds."""
+    """The fastest candidate for one (op, shape class, card, driver, code), and the seconds of each
+    candidate."""
 
     name: str
     seconds: dict[str, float]
