@@ -1,6 +1,7 @@
-"""One call of nn.MultiheadAttention over our products and our attention: what it asks of them, and what they have against it.
+"""One call of nn.MultiheadAttention with our products and our attention: its arguments for the ops,
+and their obstacles.
 
-The products of q, k and v are one where they are of one tensor, and are read where they lie.
+If q, k and v come from one tensor they are one product, and are read where they lie in it.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from .fallback import (
 
 
 class Seen(NamedTuple):
-    """What a query may see, as the op takes it."""
+    """The keys that a query may see, as the op takes it."""
 
     mask: Tensor | None
     causal: bool
 
 
 def batches_first(module: nn.MultiheadAttention, t: Tensor) -> Tensor:
-    """[batch, tokens, width], a view."""
+    """The tensor as [batch, tokens, width], a view."""
     if t.ndim == 2:
         return t.unsqueeze(0)
     return t if module.batch_first else t.transpose(0, 1)
@@ -47,7 +48,8 @@ def unserved(
     attn_mask: Tensor | None,
     is_causal: bool,
 ) -> str | None:
-    """Why the ops may not be handed this call, whatever they have against its sizes. Tensors are as torch's module takes them."""
+    """Why the ops may not be given this call, apart from its sizes; None if they may. Tensors are
+    as torch's module takes them."""
     reason = replaced("out_proj", module.out_proj, NonDynamicallyQuantizableLinear)
     if reason is not None:
         return reason
@@ -74,7 +76,7 @@ def unserved(
 def mask_obstacle(
     module: nn.MultiheadAttention, q: Tensor, k: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None
 ) -> str | None:
-    """A mask whose shape, type or place torch has an error of its own for."""
+    """Why torch must get a mask: its shape, type or place is one that torch has an error for."""
     b, queries, keys = q.shape[0], q.shape[1], k.shape[1]
     shapes: tuple[tuple[str, Tensor | None, list[tuple[int, ...]]], ...] = (
         ("key_padding_mask", key_padding_mask, [(b, keys)] + [(keys,)] * (b == 1)),
@@ -105,7 +107,8 @@ def attended(
     is_causal: bool,
     policy: KernelPolicy,
 ) -> Tensor:
-    """What goes into the output projection: [batch, tokens, embed_dim] fp16, of a call that `unserved` has nothing against."""
+    """The input of the output projection: [batch, tokens, embed_dim] fp16, for a call that
+    `unserved` has no reason against."""
     heads = (linear(t, weight, bias, policy=policy) for t, weight, bias in products(module, q, k, v))
     seen = seen_of(module, q, k, key_padding_mask, attn_mask, is_causal)
     q_heads, k_heads, v_heads = heads_of(module, list(heads))
@@ -115,7 +118,7 @@ def attended(
 def products(
     module: nn.MultiheadAttention, q: Tensor, k: Tensor, v: Tensor
 ) -> list[tuple[Tensor, Tensor, Tensor | None]]:
-    """(input, weight, bias) of each product: of one input one."""
+    """(input, weight, bias) of each product; inputs that are the same tensor share one."""
     e, bias = module.embed_dim, module.in_proj_bias
     of_each: Sequence[Tensor | None] = (None,) * 3 if bias is None else torch.split(bias, e)
     weight: Tensor | None = module.in_proj_weight
@@ -131,7 +134,8 @@ def products(
 
 
 def same(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are one: views of an input are made anew for each of its names."""
+    """Whether two tensors are the same view, because a view of one input is made anew for each of
+    its names."""
     return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride()
 
 
@@ -151,9 +155,10 @@ def seen_of(
     attn_mask: Tensor | None,
     is_causal: bool,
 ) -> Seen:
-    """torch's masks, of which True and -inf hide, as the op has them, where True may be seen."""
+    """The op's mask, in which True may be seen, from torch's masks, in which True and -inf hide."""
     alone = key_padding_mask is None
-    if is_causal and alone and q.shape[1] == k.shape[1]:  # then the hint says all that the mask does
+    # then the hint says everything that the mask does
+    if is_causal and alone and q.shape[1] == k.shape[1]:
         return Seen(None, True)
     parts = []
     if attn_mask is not None:
@@ -182,7 +187,7 @@ def refused(
     masks: tuple[Tensor | None, Tensor | None, bool],
     policy: KernelPolicy,
 ) -> str | None:
-    """What the ops have against the sizes of a call."""
+    """Why the ops refuse the sizes of a call; None if they do not."""
     plain = ("none", 1.0, False, None)
     asked = products(module, q, k, v)
     for t, weight, bias in asked:

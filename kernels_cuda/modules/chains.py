@@ -1,4 +1,4 @@
-"""Which of torch's layers, one behind the other, a module of ours computes: rules, each for what stands at the head of a row."""
+"""Rules for chains of torch's layers that a module of ours computes, each for the head of a row."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ Row = Sequence[nn.Module]
 
 @dataclass(frozen=True)
 class Match:
-    """The first `count` modules of a row are what make() gives."""
+    """A match: make() replaces the first `count` modules of a row."""
 
     count: int
     make: Callable[[KernelPolicy], nn.Module]
 
 
 def find(row: Row) -> Match | None:
-    """The longest chain at the head of a row."""
+    """The first rule's match at the head of a row; None if no rule matches."""
     for rule in RULES:
         match = rule(row)
         if match is not None:
@@ -103,7 +103,7 @@ def feed_forward(row: Row) -> Match | None:
 
 
 def alone(row: Row) -> Match | None:
-    """What is called in its own way, and so is nobody's neighbour."""
+    """A module that is called in its own way, and so never has neighbours."""
     head = row[0]
     if type(head) is nn.MultiheadAttention and attention_reason(head) is None:
         return Match(1, lambda policy: FusedMultiheadAttention.of(head, policy=policy))
@@ -118,7 +118,7 @@ RULES = (convolution, upsampled, norm, feed_forward, alone)
 
 
 def reason_of(module: nn.Module) -> str | None:
-    """Why no rule may have a module, whatever stands around it; None if one may."""
+    """Why no rule may take a module, whatever its neighbours; None if one may."""
     if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
         return "it has hooks, which only torch's own computation calls"
     if is_parametrized(module):
@@ -129,8 +129,8 @@ def reason_of(module: nn.Module) -> str | None:
 
 
 def left_reason(module: nn.Module, found: str | None) -> str | None:
-    """Why a module of a kind that could be ours is not; None for the kinds that are nobody's business here. found: why no rule may
-    have it."""
+    """Why a module of a kind that could be ours is not; None for all other kinds. found: why no
+    rule may take it."""
     known = next((kind for kind in KINDS if isinstance(module, kind)), None)
     if known is None or type(module) is NonDynamicallyQuantizableLinear:
         return None
@@ -168,7 +168,7 @@ KINDS: dict[type[nn.Module], Callable[..., str | None] | None] = {
     nn.MultiheadAttention: attention_reason,
     nn.TransformerEncoderLayer: None,
 }
-# What is ours with its neighbours only.
+# Kinds that are ours only together with neighbours.
 ALONE: dict[type[nn.Module], str] = {
     nn.BatchNorm2d: "no convolution of ours is proven to stand before it, and only before it",
     nn.Linear: "a product alone is torch's: no second one is proven to stand behind it and an activation",

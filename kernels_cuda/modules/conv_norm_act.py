@@ -1,9 +1,11 @@
-"""FusedConvNormAct2d: a convolution, the norm behind it, and an activation, in as few kernels as they take.
+"""FusedConvNormAct2d: a convolution, the norm behind it, and an activation, in as few kernels as
+possible.
 
-In eval mode a batch norm is a factor and an offset for each channel: `fold_batch_norm` puts both into the convolution's weight and
-bias, once, and the kernel's epilogue has ReLU and SiLU, so of three passes over the image one is left. An instance norm waits for
-all of the picture: it is a module of its own behind the convolution, with the ReLU in it. What training needs (batch statistics,
-gradients) is torch's own.
+In eval mode a batch norm is a factor and an offset for each channel. `fold_batch_norm` puts both
+into the convolution's weight and bias, once, and the kernel's epilogue has ReLU and SiLU, so one of
+three passes over the image is left. An instance norm needs all of the picture first: it is a module
+of its own behind the convolution, with the ReLU in it. Training (batch statistics, gradients) is
+torch's own.
 """
 
 from __future__ import annotations
@@ -37,27 +39,31 @@ from .instance_norm import FusedInstanceNorm2d
 Size = int | tuple[int, int]
 Activation = Literal["relu", "silu"] | None
 
-# What the constructor's names and torch's modules are called by the op.
+# The op's names for the constructor's names and for torch's modules.
 EPILOGUES: dict[str | None, Literal["none", "relu", "silu"]] = {None: "none", "relu": "relu", "silu": "silu"}
 MODULES: dict[type[nn.Module], Activation] = {nn.ReLU: "relu", nn.SiLU: "silu", nn.Identity: None}
 
 
 class FusedConvNormAct2d(nn.Module):
-    """activation(norm(Conv2d(x))) with torch's arguments, defaults and state dict: `conv.*` and `norm.*`.
+    """activation(norm(Conv2d(x))) with torch's arguments, defaults and state dict: `conv.*` and
+    `norm.*`.
 
-    norm        "batch", "instance", or None for none
-    affine      of the norm; an instance norm of torch's has to be asked for it
+    norm        "batch", "instance" or None
+    affine      of the norm; torch's instance norm has it only if asked
     activation  "relu", "silu" or None
-    policy      which of our kernels may compute. "on" makes it an error where they cannot; see `KernelPolicy`
+    policy      which of our kernels may compute. "on" makes it an error if they cannot; see
+                `KernelPolicy`
 
-    One kernel of ours computes it for fp16 on an NVIDIA card, in eval mode, where no gradient is wanted, if the convolution is 3x3
-    with a stride of 1 or 2 or 1x1, without groups and dilation; an instance norm is one more. Of other taps and strides torch
-    computes the product, of the folded weights, and one pass of ours what is behind it. Else torch's modules, which this one
-    holds, compute what they always do. `obstacle(x)` says why.
+    One kernel of ours computes it for fp16 on an NVIDIA card, in eval mode without gradients, if
+    the convolution is 3x3 with a stride of 1 or 2 or 1x1, without groups and dilation. An instance
+    norm is one more kernel. For other taps and strides torch computes the product with the folded
+    weights, and one pass of ours the rest. Otherwise torch's modules, which this one holds, compute
+    as always. `obstacle(x)` gives the reason.
 
-    The folded weights are a second copy of the convolution's on the card. They are made anew when a parameter, a buffer or
-    `norm.eps` has changed. What torch does not count cannot be seen: call `refold()` after writing through `.data`, or to
-    parameters that were made in inference mode (`load_state_dict` needs no such word).
+    The folded weights are a second copy of the convolution's on the card. They are made anew when a
+    parameter, a buffer or `norm.eps` has changed. Writes that torch does not count cannot be seen:
+    call `refold()` after writing through `.data`, or to parameters that were made in inference mode
+    (`load_state_dict` does it by itself).
     """
 
     pad: Any  # torch's module before the convolution, or None
@@ -117,11 +123,13 @@ class FusedConvNormAct2d(nn.Module):
         pad: nn.Module | None = None,
         policy: KernelPolicy = STANDARD,
     ) -> FusedConvNormAct2d:
-        """Over modules that exist: parameters and statistics are shared, not copied.
+        """Make one over existing modules: parameters and statistics are shared, not copied.
 
-        pad  torch's ReflectionPad2d, ReplicationPad2d or ZeroPad2d in front of a convolution that has no padding of its own
+        pad: torch's ReflectionPad2d, ReplicationPad2d or ZeroPad2d before a convolution without
+        padding of its own.
 
-        activation  a name, or torch's module: `FusedConvNormAct2d.of(*nn.Sequential(conv, norm, nn.ReLU()))`
+        activation: a name, or torch's module: `FusedConvNormAct2d.of(*nn.Sequential(conv, norm,
+        nn.ReLU()))`.
         """
         if not isinstance(conv, nn.Conv2d):
             raise TypeError(f"conv is a {type(conv).__name__}, expected a Conv2d")
@@ -164,8 +172,9 @@ class FusedConvNormAct2d(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [b, in_channels, h, w] -> [b, out_channels, h', w'] of x's dtype.
 
-        Our kernel is for channels-last images: it copies another x into that format, and its results are channels-last. Of a
-        network in torch.channels_last torch's are as well, and only the first layer copies.
+        Our kernel is for channels-last images: it copies any other x into that format, and its
+        results are channels-last. In a network in torch.channels_last torch's results are too, and
+        only the first layer copies.
         """
         instance = self._instance
         value = self._convolved(x)
@@ -175,9 +184,10 @@ class FusedConvNormAct2d(nn.Module):
         return functional.silu(value) if self.activation == "silu" else value
 
     def obstacle(self, x: Tensor) -> str | None:
-        """Why our kernels cannot compute this module for x, in words a user understands; None if they can.
+        """Why our kernels cannot compute this module for x, in words for a user; None if they can.
 
-        Includes what the op has against a size, which `forward` leaves to the op: it runs torch's convolution then.
+        Includes the op's reasons against a size, which `forward` leaves to the op: the op then runs
+        torch's convolution.
         """
         found = self._served(x)
         if isinstance(found, str):
@@ -198,11 +208,11 @@ class FusedConvNormAct2d(nn.Module):
         return self._instance.obstacle(between)
 
     def refold(self) -> None:
-        """The next call folds anew. For changes that torch does not count."""
+        """Make the next call fold anew, after changes that torch does not count."""
         self._kept.outdate()
 
     def forget(self) -> None:
-        """Let go of the memory of what was folded."""
+        """Free the memory of the folded weights."""
         self._kept.forget()
 
     def extra_repr(self) -> str:
@@ -212,16 +222,16 @@ class FusedConvNormAct2d(nn.Module):
 
     @property
     def _instance(self) -> FusedInstanceNorm2d | None:
-        """The norm that is a module of its own, with the ReLU in it."""
+        """The norm that is a module of its own, with the ReLU in it; None if there is none."""
         return self.norm if isinstance(self.norm, FusedInstanceNorm2d) else None
 
     @property
     def _epilogue(self) -> Literal["none", "relu", "silu"]:
-        """What the convolution's kernel does to its result: what comes behind an instance norm does not concern it."""
+        """The activation in the convolution's kernel; "none" before an instance norm."""
         return EPILOGUES[None if self._instance is not None else self.activation]
 
     def _convolved(self, x: Tensor) -> Tensor:
-        """All but an instance norm and what is behind it."""
+        """The result of everything before an instance norm."""
         found = self._served(x)
         if isinstance(found, str):
             hand_back(type(self).__name__, CONV.name, found, x, self.policy)
@@ -250,7 +260,8 @@ class FusedConvNormAct2d(nn.Module):
         )
 
     def _by_torch(self, x: Tensor) -> Tensor:
-        """As torch's modules compute it. The activation is not in place: hooks may have kept what comes before it."""
+        """The result of torch's modules. The activation is not in place, because hooks may have
+        kept its input."""
         value: Tensor = self.conv(x if self.pad is None else self.pad(x))
         if self._instance is not None:
             return value
@@ -261,7 +272,7 @@ class FusedConvNormAct2d(nn.Module):
         return functional.relu(value) if self.activation == "relu" else functional.silu(value)
 
     def _served(self, x: Tensor) -> tuple[Folded, Geometry] | str:
-        """What the op is to be called with, or why torch computes."""
+        """The weights and geometry to call the op with, or why torch computes."""
         if traced():
             return TRACED
         conv, norm = self.conv, self._folds
@@ -296,29 +307,29 @@ class FusedConvNormAct2d(nn.Module):
 
     @property
     def _folds(self) -> nn.BatchNorm2d | None:
-        """The norm that is folded into the convolution's weights."""
+        """The norm that is folded into the convolution's weights; None if there is none."""
         norm = self.norm
         return None if norm is None or isinstance(norm, FusedInstanceNorm2d) else norm
 
     def _sources(self) -> tuple[Tensor | None, ...]:
-        """What the folded weights are made from. torch does not count what a norm in training mode writes to its running
-        statistics, but it counts the batches."""
+        """The tensors that the folded weights are made from. The count of batches is among them,
+        because torch does not count a training norm's writes to its running statistics."""
         conv, norm = self.conv, self._folds
-        try:  # where torch keeps them: asked as attributes they take three times as long
+        try:  # torch's own dictionaries, because attribute access takes three times as long
             own = conv._parameters
             if norm is None:
                 return own["weight"], own["bias"]
             affine, seen = norm._parameters, norm._buffers
             means = seen["running_mean"], seen["running_var"], seen["num_batches_tracked"]
             return own["weight"], own["bias"], affine["weight"], affine["bias"], *means
-        except KeyError:  # something else has been put in a parameter's place
+        except KeyError:  # something else stands in a parameter's place
             if norm is None:
                 return conv.weight, conv.bias
             means = norm.running_mean, norm.running_var, norm.num_batches_tracked
             return conv.weight, conv.bias, norm.weight, norm.bias, *means
 
     def _folded(self, sources: tuple[Tensor | None, ...]) -> Folded | str:
-        """The folded weights, from what is kept or made now; or why there are none."""
+        """The folded weights, kept or made now; or why there are none."""
         norm = self._folds
         eps = None if norm is None else norm.eps
         marks = marks_of(sources, eps, self.policy.isa)
@@ -327,7 +338,8 @@ class FusedConvNormAct2d(nn.Module):
             return Folded(self.conv.weight, self.conv.bias, False)
         if found is not None:
             return found
-        if capturing():  # what were made now would be memory of the graph, and empty until it is replayed
+        # folded now, they would be memory of the graph, and empty until it is replayed
+        if capturing():
             return "a CUDA graph is being recorded, and the weights are not folded: call the module once before"
         made = self._fold()
         own = isinstance(made, Folded) and made.weight is self.conv.weight and made.bias is self.conv.bias
@@ -343,16 +355,16 @@ class FusedConvNormAct2d(nn.Module):
         return fold(self.conv, norm, self._kept.latest) if reason is None else reason
 
     def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:
-        self._kept.outdate()  # parameters of inference mode count no writes
+        self._kept.outdate()  # writes to inference parameters are not counted
         super()._load_from_state_dict(*arguments, **options)
 
     def _apply(self, *arguments: Any, **options: Any) -> Any:
-        self.forget()  # .to() is about memory: nothing stays behind
+        self.forget()  # .to() is called to free memory: nothing stays behind
         return super()._apply(*arguments, **options)  # type: ignore[no-untyped-call]
 
 
 def statistics_obstacle(norm: nn.BatchNorm2d) -> str | None:
-    """Why a norm is no factor and offset for each channel."""
+    """Why a norm is not a factor and offset for each channel; None if it is."""
     if norm.training:
         return "the norm is in training mode, and computes the statistics of each batch"
     return "the norm keeps no running statistics" if norm.running_mean is None else None

@@ -1,10 +1,10 @@
-"""What is made from tensors once, and kept until one of them changes.
+"""Values made from tensors once, and kept until one of the tensors changes.
 
-torch counts the writes to a tensor in its `_version`. Four things are not in that count, and three of them are seen all the same:
-another storage put under a parameter (`.data = ...`, which is how `.to()` works) by the storage; a storage that was freed and
-another one at its address, because a weak reference keeps the first one's name from being given again; tensors made in inference
-mode, which have no count, by their storage at least. Writes through `.data`, or to tensors of inference mode, nobody can
-see: who keeps something must be told of them (`outdate`).
+torch counts the writes to a tensor in its `_version`. Three other changes are noticed by the
+storage: another storage under a parameter (`.data = ...`, which is how `.to()` works); a storage
+that was freed and another one at its address, because a weak reference keeps the first one's name
+from being given again; and a new storage of an inference tensor, which has no count. Writes through
+`.data`, or to inference tensors, cannot be noticed: the keeper must be told of them (`outdate`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OUTDATED: Marks = ("outdated",)
 
 
 def marks_of(tensors: Sequence[Tensor | None], *settings: object) -> Marks:
-    """What tells one state of these tensors, and of plain values beside them, from another."""
+    """A key for one state of these tensors, and of plain values beside them."""
     return (*settings, *[None if t is None else _mark(t) for t in tensors])
 
 
@@ -31,25 +31,28 @@ def _mark(t: Tensor) -> Marks:
 
 
 class Kept(Generic[T]):
-    """One thing that was made, and the state of the tensors it was made from.
+    """One kept value, and the state of the tensors it was made from.
 
-    A copy begins empty, and so does what was unpickled: a module's copy has tensors of its own.
+    A copy begins empty, and so does an unpickled one, because a module's copy has tensors of its
+    own.
 
-    turns  another number whenever something else is kept, or nothing: for who has noted where it lies
+    turns: a number that changes whenever another value is kept, or none, for callers that have
+    noted its address.
     """
 
     def __init__(self) -> None:
         self.turns = 0
-        # One tuple, so that a thread that reads while another one writes sees either all of the old or all of the new.
+        # One tuple, so that a thread that reads during a write sees either the old or the new
+        # state.
         self._now: tuple[Marks, list[StorageWeakRef], T] | None = None
 
     @property
     def latest(self) -> T | None:
-        """What was made last, of whatever state."""
+        """The value made last, whatever its state; None if there is none."""
         return None if self._now is None else self._now[2]
 
     def find(self, marks: Marks) -> T | None:
-        """What was made from this state, if that was the last."""
+        """The value made from this state, if it is the last one."""
         now = self._now
         return now[2] if now is not None and now[0] == marks else None
 
@@ -60,7 +63,7 @@ class Kept(Generic[T]):
         return value
 
     def outdate(self) -> None:
-        """Find it no more, but keep its memory for what takes its place."""
+        """Make `find` miss the value, but keep its memory for the next one."""
         now = self._now
         self._now = None if now is None else (OUTDATED, [], now[2])
         self.turns += 1

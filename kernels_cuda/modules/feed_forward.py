@@ -1,4 +1,5 @@
-"""FusedFeedForward: Linear, an activation or a gate, Linear, and the residual, with as few passes as they take."""
+"""FusedFeedForward: Linear, an activation or a gate, Linear, and the residual, in as few passes as
+possible."""
 
 from __future__ import annotations
 
@@ -23,20 +24,22 @@ from .fallback import (
 
 Between = Literal["gelu", "gelu_tanh", "relu", "silu", "geglu", "geglu_tanh", "swiglu"]
 
-# What the activated half of a gate goes through.
+# The activation of a gate's first half.
 GATES: dict[str, Activation] = {"geglu": "gelu", "geglu_tanh": "gelu_tanh", "swiglu": "silu"}
 
 
 class FusedFeedForward(nn.Module):
     """fc2(activation(fc1(x))), plus x if asked. State dict: `fc1.*` and `fc2.*`, two torch Linears.
 
-    hidden_dim  between them; 4 * embed_dim unless given. Of a gate `fc1` has twice as many rows, the activated half first
+    hidden_dim  between them; 4 * embed_dim by default. For a gate `fc1` has twice as many rows, the
+                activated half first
     activation  "gelu", "gelu_tanh", "relu", "silu", or a gate: "geglu", "geglu_tanh", "swiglu"
     residual    whether x is added to the result
-    policy      which of our kernels may compute. "on" makes it an error where they cannot; see `KernelPolicy`
+    policy      which of our kernels may compute. "on" makes it an error if they cannot; see
+                `KernelPolicy`
 
-    Kernels of ours compute it for fp16 on an NVIDIA card where no gradient is wanted, the hidden activation a part at a time. Else
-    torch does. `obstacle(x)` says why.
+    Kernels of ours compute it for fp16 on an NVIDIA card without gradients, the hidden activation a
+    part at a time; otherwise torch does. `obstacle(x)` gives the reason.
     """
 
     fc1: nn.Linear
@@ -71,9 +74,10 @@ class FusedFeedForward(nn.Module):
         residual: bool = False,
         policy: KernelPolicy = STANDARD,
     ) -> FusedFeedForward:
-        """Over Linears that exist: they are held, not copied.
+        """Make one over existing Linears: they are held, not copied.
 
-        activation  a name, or torch's module: `FusedFeedForward.of(*nn.Sequential(first, nn.GELU(), second))`
+        activation: a name, or torch's module: `FusedFeedForward.of(*nn.Sequential(first, nn.GELU(),
+        second))`.
         """
         if isinstance(activation, nn.Module):
             name = activation_of(activation)
@@ -111,7 +115,7 @@ class FusedFeedForward(nn.Module):
             return x + value if self.residual else value
         first, second = self.fc1, self.fc2
         added, gate = x if self.residual else None, GATES.get(self.activation)
-        if gate is not None and first.bias is not None:  # the pair's kernel knows none
+        if gate is not None and first.bias is not None:  # the pair's kernel has no bias
             both = linear(x, first.weight, first.bias, policy=self.policy)
             hidden = (
                 silu_mul(both, policy=self.policy)
@@ -126,7 +130,8 @@ class FusedFeedForward(nn.Module):
         return mlp(x, rows, second.weight, first.bias, second.bias, up=up, **ends)  # type: ignore[arg-type]
 
     def obstacle(self, x: Tensor) -> str | None:
-        """Why our kernels cannot compute this module for x, in words a user understands; None if they can."""
+        """Why our kernels cannot compute this module for x, in words for a user; None if they
+        can."""
         reason = self._reason(x)
         if reason is not None:
             return reason
@@ -156,7 +161,7 @@ class FusedFeedForward(nn.Module):
 
 
 def activation_of(module: nn.Module) -> Between | None:
-    """What torch's module is called here; None for one that the products' epilogue does not have."""
+    """Our name for torch's module; None if the products' epilogue lacks it."""
     if type(module) is nn.GELU:
         return "gelu" if module.approximate == "none" else "gelu_tanh"
     found: dict[type[nn.Module], Between] = {nn.ReLU: "relu", nn.SiLU: "silu"}
@@ -164,7 +169,7 @@ def activation_of(module: nn.Module) -> Between | None:
 
 
 def between(value: Tensor, activation: Between) -> Tensor:
-    """What torch computes between the two products."""
+    """Torch's computation between the two products."""
     name = GATES.get(activation, activation)
     part, up = value.chunk(2, -1) if activation in GATES else (value, None)
     if name in ("relu", "silu"):

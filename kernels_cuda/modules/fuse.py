@@ -1,7 +1,9 @@
-"""fuse and unfuse: our modules in the places of torch's, in a network that exists, and the network as it was.
+"""fuse and unfuse: put our modules in the places of torch's in an existing network, and put torch's
+back.
 
-What a module's result is used for must be proven before it is computed together with what comes behind: of neighbours in an
-nn.Sequential it is known, of others torch.fx is asked, one module's own forward at a time.
+A module may be computed together with the next one only if its result has no other use. For
+neighbours in an nn.Sequential that is known. For others torch.fx is asked, one module's own forward
+at a time.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ SEVERAL = "it stands in several places of the network"
 
 @dataclass(frozen=True)
 class Line:
-    """What happened to one module or chain. by: our module's name, or None and a reason. of: the kinds, first to last."""
+    """The outcome for one module or chain. by: our module's name, or None and a reason. of: the
+    kinds, first to last."""
 
     name: str
     of: tuple[str, ...]
@@ -39,7 +42,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Table:
-    """What `fuse` did, in the network's order."""
+    """The outcome of `fuse`, in the network's order."""
 
     lines: tuple[Line, ...]
 
@@ -49,11 +52,12 @@ class Table:
 
     @property
     def left(self) -> tuple[Line, ...]:
-        """What could be ours by its kind, and is not."""
+        """Modules that could be ours by their kind, and are not."""
         return tuple(line for line in self.lines if line.by is None)
 
     def __str__(self) -> str:
-        """For people: what was replaced, line by line, and how often what was left for which reason."""
+        """Text for people: each replacement in a line, and how many modules were left for which
+        reason."""
         told = [f"{line.name}: {', '.join(line.of)} -> {line.by}" for line in self.replaced]
         left = Counter((", ".join(line.of), line.reason) for line in self.left)
         told += [f"left: {count} x {kind}: {reason}" for (kind, reason), count in left.items()]
@@ -61,13 +65,16 @@ class Table:
 
 
 def fuse(module: nn.Module, policy: KernelPolicy = STANDARD, *, graphs: bool = False) -> Table:
-    """Put our modules into a network's places, in place; says what was replaced, and what not and why.
+    """Replace a network's modules by ours, in place. Returns what was replaced, what was not, and
+    why.
 
-    The state dict keeps its names, and parameters stay the network's own. What trains, has hooks, is parametrised (weight norm) or
-    stands in several places is left alone. Call it again after a change: what is fused already stays so.
+    The state dict keeps its names, and parameters stay the network's own. A module that trains, has
+    hooks, is parametrised (weight norm) or stands in several places is left alone. Call it again
+    after a change: modules fused already stay so.
 
-    graphs  let the network's calls be captured as CUDA graphs where the host's launches are what they wait for (graphs.py). For a
-            network whose results follow from what it is given, its tensors and its attributes alone
+    graphs: let the network's calls be captured as CUDA graphs if they wait for the host's launches
+    (graphs.py). Only for a network whose results depend on its arguments, its tensors and its
+    attributes alone.
     """
     was = detach(module)
     try:
@@ -85,7 +92,8 @@ def _fused(module: nn.Module, policy: KernelPolicy) -> Table:
 
 
 def unfuse(module: nn.Module) -> int:
-    """Put back what stood in a network before `fuse`; says how many places were ours. Nothing of it is captured from then on."""
+    """Put back the modules from before `fuse`. Returns how many places were ours. No graph of the
+    network stays."""
     count = 0
     detach(module)
     for name, part in list(module._modules.items()):
@@ -115,7 +123,7 @@ class _Work:
         self.seen: set[int] = set()
 
     def inside(self, parent: nn.Module, prefix: str) -> None:
-        """Everything below a module."""
+        """Fuse everything below a module."""
         if id(parent) in self.seen:
             return
         self.seen.add(id(parent))
@@ -125,7 +133,7 @@ class _Work:
                 self._part(parent, name, part, prefix + name)
 
     def _part(self, parent: nn.Module, name: str, part: nn.Module, whole: str) -> None:
-        """What is no part of a chain of its parent's."""
+        """Fuse a part that belongs to no chain of its parent."""
         if type(part).__module__.startswith(f"{__package__}."):
             return  # ours already
         if type(part) is nn.Sequential and self._reason(part) is None:
@@ -134,7 +142,7 @@ class _Work:
             self.inside(part, f"{whole}.")
 
     def _sequential(self, parent: nn.Module, name: str, part: nn.Sequential, whole: str) -> None:
-        """A Sequential's neighbours, and what is below the others."""
+        """Fuse neighbours within a Sequential, and everything below its other parts."""
         row = [(other, child) for other, child in part._modules.items() if child is not None]
         steps = [Step(dict(chain), fused) for chain, fused in self._matches(row, f"{whole}.")]
         covered = {other for step in steps for other in step.parts}
@@ -145,13 +153,15 @@ class _Work:
             parent._modules[name] = FusedSequential.over(part, steps)
 
     def _alone(self, parent: nn.Module, name: str, part: nn.Module, whole: str) -> bool:
-        """One module by itself, where ours is torch's with another forward. True: there is nothing to look for below it."""
+        """Fuse one module by itself, if ours is torch's with another forward. True: there is
+        nothing to look for below it."""
         reason = self._reason(part)
         match = None if reason is not None else find([part])
         if match is not None:
             fused = match.make(self.policy)
             kind = type(fused).__name__
-            if type(part) is nn.Conv2d:  # ours holds one: its parameters would get other names
+            # ours holds the convolution, so its parameters would get other names
+            if type(part) is nn.Conv2d:
                 fused = Beginning(part, [part], fused)
             fused.__dict__["_original"] = part
             parent._modules[name] = fused
@@ -163,7 +173,7 @@ class _Work:
         return left is not None
 
     def _chains(self, parent: nn.Module, prefix: str) -> set[str]:
-        """Chains of a module's own forward; the names of what they have taken."""
+        """Fuse chains of a module's own forward. Returns the names of the parts in them."""
         taken: set[str] = set()
         for row in runs(parent, is_root=not prefix):
             for chain, fused in self._matches(row, prefix):
@@ -176,7 +186,7 @@ class _Work:
         return taken
 
     def _matches(self, row: list[Named], prefix: str) -> Iterator[tuple[list[Named], nn.Module]]:
-        """Chains along a row of neighbours."""
+        """Chains along a row of neighbours, with the modules that replace them."""
         at = 0
         while at < len(row):
             free = []
@@ -200,20 +210,23 @@ class _Work:
         return SEVERAL if id(part) in self.several else reason_of(part)
 
 
-OTHER_CALLS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)  # which take, or give, more than one tensor
+# these take, or give, more than one tensor
+OTHER_CALLS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 
 
 class _Leaves(fx.Tracer):
-    """Sees one module's own forward: what it calls is not looked into."""
+    """Traces one module's own forward and does not look into what it calls."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:  # noqa: ARG002 - fx calls it so
         return True
 
 
 def runs(parent: nn.Module, is_root: bool) -> list[list[Named]]:
-    """Rows of a module's own parts, each of which is called once, with the result of the one before, which nothing else uses.
+    """Rows of a module's own parts. Each part is called once, with the result of the one before,
+    which has no other use.
 
-    is_root  whether no other module holds it: a Sequential cannot be replaced then, but its parts can
+    is_root: whether no other module holds it; a Sequential cannot be replaced then, but its parts
+    can.
     """
     if type(parent) is nn.Sequential and is_root:
         return [[(name, part) for name, part in parent._modules.items() if part is not None]]
@@ -224,9 +237,9 @@ def runs(parent: nn.Module, is_root: bool) -> list[list[Named]]:
     before = dict(parent.__dict__)
     try:
         graph = _Leaves().trace(parent)
-    except Exception:  # a forward may do anything while it is traced, and what cannot be traced is not proven
+    except Exception:  # a traced forward may do anything; without a trace nothing is proven
         return []
-    finally:  # what a forward notes on its module it shall not have noted
+    finally:  # undoes what the forward noted on its module while it was traced
         parent.__dict__.clear()
         parent.__dict__.update(before)
     calls = [node for node in graph.nodes if node.op == "call_module"]
@@ -250,6 +263,6 @@ def runs(parent: nn.Module, is_root: bool) -> list[list[Named]]:
 
 
 def _is_own(parent: nn.Module, node: fx.Node, often: Counter[Any]) -> bool:
-    """A part that is called once, with one input."""
+    """Whether it is a part that is called once, with one input."""
     plain = node.op == "call_module" and len(node.args) == 1 and not node.kwargs
     return plain and often[node.target] == 1 and parent._modules.get(str(node.target)) is not None

@@ -1,4 +1,4 @@
-"""A Conv2d's arguments as the ops want them, and pictures as they read them."""
+"""A Conv2d's arguments in the ops' form, and pictures in the layout that they read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PADS: dict[type[nn.Module], Border | None] = {
 
 
 class Geometry(NamedTuple):
-    """As the op wants it. border: what the padding is made of, where it is not zeros."""
+    """A convolution's arguments in the op's form. border: the padding's kind if it is not zeros."""
 
     stride: int
     padding: Padding
@@ -30,7 +30,7 @@ class Geometry(NamedTuple):
 
     @property
     def is_bordered(self) -> bool:
-        """Whether the op finds the border's pixels by itself; any other is a pass before it."""
+        """Whether the op makes the border's pixels itself. Other borders are a pass before it."""
         return self.border in BORDERS and self.taps == (3, 3) and self.stride in (1, 2)
 
 
@@ -43,7 +43,7 @@ def geometry_of(
     groups: int,
     padding_mode: str,
 ) -> Geometry | str:
-    """A Conv2d's arguments as the op wants them, or what of them the kernels do not serve."""
+    """A Conv2d's arguments in the op's form, or why the kernels do not serve them."""
     down, across = taps
     if groups != 1:
         return f"{groups} groups: the kernels have none"
@@ -63,7 +63,8 @@ def geometry_of(
 
 
 def misfit(x: Tensor, conv: nn.Conv2d, padding: Padding) -> str | None:
-    """Shapes for which torch has an answer or an error of its own."""
+    """Why torch must get these shapes, because it has an answer or an error of its own; None if
+    not."""
     if x.ndim != 4:
         return f"x has {x.ndim} dimensions, not 4"
     if not x.numel():
@@ -78,14 +79,14 @@ def misfit(x: Tensor, conv: nn.Conv2d, padding: Padding) -> str | None:
 
 
 def prepared(x: Tensor, geometry: Geometry) -> tuple[Tensor, Padding]:
-    """x as the op reads it, and the zeros that it is to see around it."""
+    """x as the op reads it, and the zeros around it."""
     if geometry.border is None:
         return as_wanted(x), geometry.padding
     return with_border(x, geometry.padding, geometry.border), (0, 0, 0, 0)
 
 
 def as_wanted(x: Tensor) -> Tensor:
-    """x, or a copy of it where it is not channels-last or its pixels are at odd addresses."""
+    """x, or a copy if it is not channels-last or its pixels are at odd addresses."""
     if x.data_ptr() % 16 == 0 and x.is_contiguous(memory_format=torch.channels_last):
         return x
     return x if next(image_obstacles(x=x), None) is None else x.clone(memory_format=torch.channels_last)

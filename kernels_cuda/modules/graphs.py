@@ -1,14 +1,13 @@
-"""A network whose calls are captured as CUDA graphs (`gpu/graphed_calls/`), if the host's launches are
-what they wait for.
+"""A network whose calls are captured as CUDA graphs (`gpu/graphed_calls/`), if they wait for the
+host's launches.
 
     fuse(network, graphs=True)
 
-Nothing is captured where anything could be missed: while gradients are wanted or torch traces,
-within another recording, under hooks and modes of torch's, of a network that keeps something from
-call to call or writes to what it is given. Before each replay the network must stand as it did
-(guard.py). If it does not, all graphs are given back, and the call runs as ever, so that our modules
-make of new weights what they make of them. A network that is another one at each call is looked at
-ever more seldom.
+No call is captured where a graph could miss something: while gradients are wanted or torch traces,
+within another recording, under torch's hooks and modes, or if the network keeps something from call
+to call or writes to its arguments. Before each replay the network must be as it was (guard.py). If
+it is not, all graphs are given back, and the call runs as ever, so that our modules can prepare new
+weights. A network that changes at each call is looked at ever more seldom.
 
 A graph keeps the memory that the call works in. So large pictures are left alone: they take the
 card's time, not the host's, and pictures that hardly fit must not find the room taken.
@@ -41,23 +40,25 @@ from ..tune.selection import hurried
 from .fallback import general_obstacle, traced
 from .guard import Standing, unfit
 
-TOGETHER = 2**30  # bytes that all graphs of a network may take: ComfyUI leaves them free for computing
-LARGE = 2**25  # bytes given to a call that is looked at: a picture of 2360 x 2360 in halves
-LONGEST_PAUSE = 64  # calls that are not looked at, of a network that changed again and again
-TOLD = 3  # looks in a row that found another network, from which on somebody may want to know
-STATE = "_fusestream_captures"  # the attribute in which a network has its `Captures`
+# limit for the bytes of all graphs of a network, because ComfyUI leaves them free for computing
+TOGETHER = 2**30
+LARGE = 2**25  # limit for the bytes of a call's arguments: a picture of 2360 x 2360 in halves
+LONGEST_PAUSE = 64  # calls without a look, for a network that changed again and again
+TOLD = 3  # looks in a row that found a change, before the user is told
+STATE = "_fusestream_captures"  # the attribute that holds a network's `Captures`
 WHAT, BY, ELSE = "network", "CUDA graph", "launch after launch"  # in the ledger
 CHANGES = "it, or something that it keeps, is another one at each call"
-# Settings that may be switched between two calls, and no argument tells.
+# Settings that may change between two calls, and that no argument shows.
 OF_CUDNN = ("enabled", "benchmark", "deterministic", "allow_tf32")
 
 Forward = Callable[..., Any]
 
-_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)  # private to torch
+# private to torch
+_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
 
 
 class _OfThread(threading.local):
-    is_out = False  # nothing is captured or replayed
+    is_out = False  # if set, nothing is captured or replayed
 
 
 _now = _OfThread()
@@ -65,7 +66,7 @@ _now = _OfThread()
 
 @contextlib.contextmanager
 def launch_after_launch() -> Iterator[None]:
-    """For this time this thread's calls of networks run as ever."""
+    """Run this thread's calls of networks without graphs in this block."""
     before, _now.is_out = _now.is_out, True
     try:
         yield
@@ -74,26 +75,26 @@ def launch_after_launch() -> Iterator[None]:
 
 
 class _Network(Owner):
-    """The owner of a network's graphs. A state of the network is a generation.
+    """The owner of a network's graphs. Each state of the network is a generation.
 
-    pause  calls for which nobody looks at the network
+    pause: number of calls for which the network is not looked at.
     """
 
     def __init__(self) -> None:
         self._net: Callable[[], nn.Module | None] = lambda: None
-        self._standing: Standing | None = None  # as the network was when it was last looked at
-        self._has_run = False  # since it became another one
-        self._states = self._changes = 0  # the latter: looks in a row that found another state
+        self._standing: Standing | None = None  # the network's state at the last look
+        self._has_run = False  # since the last change
+        self._states = self._changes = 0  # _changes: looks in a row that found another state
         self._lock = threading.RLock()
         self.pause = 0
 
     def bind(self, net: nn.Module, device: torch.device) -> None:
-        """A call of this network follows. The network is not kept alive."""
+        """Prepare for a call of this network. The network is not kept alive."""
         self._net, self.device = weakref.ref(net), device
 
     def settled(self) -> Settled:
-        """Not for the call that finds another network than before, so that it runs as ever: our modules
-        make something of new weights, which no recording would stand."""
+        """Not settled for the call that finds the network changed, so that it runs as ever: our
+        modules then prepare new weights, which a recording could not."""
         with self._lock:
             net = self._net()
             assert net is not None, "it is being called"
@@ -104,7 +105,7 @@ class _Network(Owner):
                 self._standing, self._has_run = None, False
                 self._has_changed()
             if not self._has_run:
-                self._has_run = True  # by the time that somebody asks again
+                self._has_run = True  # true by the next request
                 return Settled(None, "it is another one than before", comes=True)
             self._standing = Standing(net, STATE)
             self._states += 1
@@ -117,7 +118,7 @@ class _Network(Owner):
             self.refused(CHANGES)
 
     def has_moved(self, net: nn.Module) -> bool:
-        """Whether it is not as it was: then the next call looks anew."""
+        """Whether the network has changed; then the next call looks anew."""
         with self._lock:
             if self._standing is not None and self._standing.holds(net):
                 return False
@@ -126,7 +127,8 @@ class _Network(Owner):
             return True
 
     def watch(self) -> tuple[Container[int], Callable[[], str | None]]:
-        """Raises NotCaptured for a network of which no call may be captured as it stands."""
+        """Raises NotCaptured for a network of which no call may be captured in its present
+        state."""
         net = self._net()
         reason = None if net is None else unfit(net)
         if reason is not None:
@@ -135,21 +137,23 @@ class _Network(Owner):
         return super().watch()
 
     def refused(self, reason: str) -> None:
-        """Tell the ledger, once."""
+        """Tell the ledger, once per reason."""
         if not LEDGER.knows(WHAT, BY, reason):
             LEDGER.refused(WHAT, BY, reason, "its calls", ELSE)
 
 
 class Captures(GraphedCalls):
-    """Of one network. A copy begins empty."""
+    """The captured calls of one network. A copy begins empty."""
 
     def __init__(self, recorder: Recorder = RECORDER, undecided: Callable[[], int] = lambda: tuner().undecided) -> None:
-        """undecided: how many calls of an op were served so far before a kernel was chosen for it."""
+        """undecided: how many calls of an op were served so far before a kernel was chosen for
+        it."""
         self._network = _Network()
         super().__init__(self._network, undecided, hurried, recorder, TOGETHER)
 
     def __del__(self) -> None:
-        """A graph that is merely forgotten leaves its memory with the driver."""
+        """Release the graphs, because a graph that is merely dropped leaves its memory with the
+        driver."""
         if self.count and not sys.is_finalizing() and not capture.capturing():
             self.release()
 
@@ -169,15 +173,16 @@ class Captures(GraphedCalls):
         device = tensors[0].device
         reason = self._obstacle(net, tensors)
         if reason is not None:
-            if device.type != "cpu":  # where nobody expects any
+            if device.type != "cpu":  # on a CPU graphs are not expected
                 self._network.refused(reason)
             return own(*args, **kwargs)
         self._network.bind(net, device)
-        with launch_after_launch():  # what of it is captured by itself
+        with launch_after_launch():  # inner networks are not captured by themselves
             return self.call(lambda args, kwargs: own(*args, **kwargs), (args, kwargs), _settings(device))
 
     def _obstacle(self, net: nn.Module, tensors: list[Tensor]) -> str | None:
-        """Why no call with these tensors is captured, in words a user understands."""
+        """Why calls with these tensors are not captured, in words for a user; None if they may
+        be."""
         weights = net.parameters() if torch.is_grad_enabled() else ()
         reason = general_obstacle(tensors[0], weights) or self._recorder.obstacle(tensors[0].device)
         plain = (
@@ -188,7 +193,7 @@ class Captures(GraphedCalls):
         return reason
 
     def look(self, net: nn.Module) -> None:
-        """Something may have moved: if so, graphs are given back now."""
+        """Give graphs back now if the network has changed."""
         if self._network.has_moved(net):
             self.moved()
 
@@ -203,14 +208,16 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _settings(device: torch.device) -> Hashable:
-    """How torch computes there. One stream's calls wait for each other; two streams' do not."""
+    """Torch's settings on the device, and the stream, because calls of one stream wait for each
+    other and calls of two do not."""
     stream = raw_stream(device.index) if device.type == "cuda" else 0
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     return (device, stream, _asked(matmul, "allow_tf32"), *(_asked(cudnn, name) for name in OF_CUDNN))
 
 
 def _asked(owner: Any, name: str) -> Any:
-    """None if this torch has no such setting, or does not tell, because it is about to replace it."""
+    """A setting; None if this torch lacks it, or does not tell because it is about to replace
+    it."""
     try:
         return getattr(owner, name, None)
     except RuntimeError:
@@ -221,10 +228,10 @@ def _asked(owner: Any, name: str) -> Any:
 
 
 class _Captured:
-    """What a network's class is mixed with."""
+    """Mixin for a network's class."""
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
-        """`.to()` and its like: who moves a network wants its memory."""
+        """Look for a move after `.to()` and its like, because the caller wants the memory."""
         try:
             return super()._apply(*args, **kwargs)  # type: ignore[misc]
         finally:
@@ -232,7 +239,7 @@ class _Captured:
             self.__dict__[STATE].look(net)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Copies and files name the class that was there before."""
+        """Make copies and files name the class from before."""
         made = super().__reduce_ex__(protocol)
         if made[0] is not copyreg.__newobj__ or made[1][0] is not type(self):  # type: ignore[attr-defined]
             return made
@@ -240,7 +247,8 @@ class _Captured:
 
 
 def _forward(own: Any) -> Any:
-    """Who asks for its arguments, as torch.fx does, is told those of the network's own."""
+    """Wrap the network's own forward. Callers that ask for its arguments, such as torch.fx, see
+    those of the network's own."""
 
     @functools.wraps(own)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -273,7 +281,7 @@ def _again(kind: Any, *args: Any) -> Any:
 
 
 def attach(net: nn.Module) -> None:
-    """From now on calls of this network are captured if it pays. In place; its class becomes a
+    """Let calls of this network be captured from now on if it pays. In place: its class becomes a
     subclass of the same name."""
     if isinstance(net, _Captured):
         release(net)  # something may have changed in it
@@ -287,7 +295,7 @@ def attach(net: nn.Module) -> None:
 
 
 def detach(net: nn.Module) -> bool:
-    """Its class becomes what it was, and nothing of its calls is kept. Returns whether anything was to be
+    """Restore the network's class, and drop what was captured. Returns whether calls were to be
     captured."""
     if not isinstance(net, _Captured):
         return False
@@ -297,10 +305,10 @@ def detach(net: nn.Module) -> bool:
 
 
 def captures_of(net: nn.Module) -> list[Captures]:
-    """Of a network and all within it."""
+    """The captures of a network and of all modules within it."""
     return [found for part in net.modules() if (found := part.__dict__.get(STATE)) is not None]
 
 
 def release(net: nn.Module) -> int:
-    """Give back what was captured of a network and all within it. Returns the bytes."""
+    """Give back the graphs of a network and of all modules within it. Returns the bytes."""
     return sum(captures.release() for captures in captures_of(net))

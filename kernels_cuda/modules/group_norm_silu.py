@@ -1,4 +1,5 @@
-"""FusedGroupNormSiLU: torch's group norm, and the SiLU behind it, as diffusion models and their VAEs have them."""
+"""FusedGroupNormSiLU: torch's group norm and the SiLU behind it, as in diffusion models and their
+VAEs."""
 
 from __future__ import annotations
 
@@ -21,9 +22,11 @@ class FusedGroupNormSiLU(nn.GroupNorm):
     """SiLU(GroupNorm(x)) with torch's arguments, defaults and state dict.
 
     silu    False leaves the SiLU out
-    policy  which of our kernels may compute. "on" makes it an error where they cannot; see `KernelPolicy`
+    policy  which of our kernels may compute. "on" makes it an error if they cannot; see
+            `KernelPolicy`
 
-    Kernels of ours compute it for fp16 on an NVIDIA card where no gradient is wanted. Else torch does. `obstacle(x)` says why.
+    Kernels of ours compute it for fp16 on an NVIDIA card without gradients; otherwise torch does.
+    `obstacle(x)` gives the reason.
     """
 
     silu: bool
@@ -46,7 +49,7 @@ class FusedGroupNormSiLU(nn.GroupNorm):
 
     @classmethod
     def of(cls, norm: nn.GroupNorm, *, silu: bool = True, policy: KernelPolicy = STANDARD) -> FusedGroupNormSiLU:
-        """In the stead of a norm that exists: parameters are shared."""
+        """Make one from an existing norm: parameters are shared."""
         made = sharing(cls, norm, nn.GroupNorm)
         made.silu, made.policy = silu, policy
         return made
@@ -63,7 +66,8 @@ class FusedGroupNormSiLU(nn.GroupNorm):
         )
 
     def obstacle(self, x: Tensor) -> str | None:
-        """Why our kernels cannot compute this module for x, in words a user understands; None if they can."""
+        """Why our kernels cannot compute this module for x, in words for a user; None if they
+        can."""
         reason = self._reason(x)
         if reason is not None:
             return reason
@@ -71,12 +75,12 @@ class FusedGroupNormSiLU(nn.GroupNorm):
         return refusal(GROUP_NORM_SILU, (x, self.weight, self.bias, None), options, self.policy)
 
     def extra_repr(self) -> str:
-        """As torch's, and what is ours."""
+        """Torch's text, and our options."""
         found = f"{super().extra_repr()}, silu={self.silu}"
         return found if self.policy == STANDARD else f"{found}, policy={self.policy!r}"
 
     def _reason(self, x: Tensor) -> str | None:
-        """Why torch computes."""
+        """Why torch computes; None if we do."""
         weights = self.weight, self.bias
         reason = own_obstacle(GROUP_NORM_SILU, self, self.policy) or general_obstacle(x, weights)
         if reason is None and (x.ndim < 2 or x.shape[1] != self.num_channels or not x.numel()):

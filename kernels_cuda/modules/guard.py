@@ -1,10 +1,12 @@
 """Whether a network is still what it was when a call of it was captured.
 
-A graph runs no Python, and it reads weights at the addresses that they had. So whatever decides what a network computes is noted,
-and looked at before each replay: its modules, their hooks and attributes, where each parameter and buffer lies and how often it was
-written to, and what our modules made of their weights. To compare it takes about as long as to ask for ten kernels.
+A graph runs no Python, and reads weights at their old addresses. So everything that decides what a
+network computes is noted, and compared before each replay: its modules, their hooks and attributes,
+the address of each parameter and buffer and the number of writes to it, and what our modules made
+of their weights. The comparison takes about as long as launching ten kernels.
 
-Parameters and buffers are not kept alive by that: who moves them to make room gets it. Attributes are.
+Parameters and buffers are not kept alive by it, so that moving them frees their memory. Attributes
+are kept alive.
 """
 
 from __future__ import annotations
@@ -20,13 +22,15 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from .derived_weights import Kept, marks_of
 from .slots import Step
 
-TENSORS = ("_parameters", "_buffers")  # of a module's own, looked at by themselves
-LOOKED_AT = (*TENSORS, "_modules", "_forward_hooks", "_forward_pre_hooks")  # even where there is nothing in them
-COMPUTES, STEPS = "_fused", "_steps"  # where a place (slots.py) has what computes in its stead
+TENSORS = ("_parameters", "_buffers")  # of each module, compared by themselves
+LOOKED_AT = (*TENSORS, "_modules", "_forward_hooks", "_forward_pre_hooks")  # compared even if empty
+# attributes of a place (slots.py) that hold what computes for it
+COMPUTES, STEPS = "_fused", "_steps"
 
 
 class Standing:
-    """Of one network, which is not kept alive. beside: the name of an attribute that is no part of it: where this is kept."""
+    """The state of one network, which is not kept alive. beside: the name of the attribute that
+    this is kept in, which is left out."""
 
     def __init__(self, net: nn.Module, beside: str) -> None:
         modules: list[Any] = list(net.modules())
@@ -38,12 +42,12 @@ class Standing:
         self._tensors = [held for module in modules for name in TENSORS if (held := module.__dict__.get(name))]
         found = self._found()
         self._marks = marks_of(found)
-        # Or another storage could have the name of one that is gone.
+        # Otherwise a new storage could have the name of one that is gone.
         self._storages = [StorageWeakRef(t.untyped_storage()) for t in found if t is not None]  # type: ignore[no-untyped-call]
         self._kept = [(kept, kept.turns) for module in modules for kept in _made_of_weights(module)]
 
     def holds(self, net: nn.Module) -> bool:
-        """Whether all of it is as it was."""
+        """Whether the network is as it was."""
         if not _same(self._own(net), self._values):
             return False
         for d, values in self._rows:
@@ -61,13 +65,14 @@ class Standing:
 
 
 def unfit(net: nn.Module) -> str | None:
-    """Why no call of a network is captured as it stands, in words a user understands."""
+    """Why no call of a network can be captured in its present state, in words for a user; None if
+    one can."""
     for module in net.modules():
         if isinstance(module, torch.jit.ScriptModule):
             return "a part of it is compiled by torch.jit, and does not tell what it computes with"
         if module.training:
             return "a part of it is in training mode"
-        # What a network's own hooks do happens around its forward, as ever.
+        # The network's own hooks run around its forward, as ever.
         if module is not net and (module._forward_hooks or module._forward_pre_hooks):
             return "a part of it has hooks, which a graph would not call"
         if module is not net and "forward" in module.__dict__:
@@ -80,14 +85,17 @@ def _same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
 
 
 def _dictionaries(module: Any) -> Iterator[dict[Any, Any]]:
-    """Of a module: parts, hooks and what its own dictionaries hold. Of those for tensors the empty ones, the others are marked."""
+    """A module's dictionaries: its parts, its hooks, and its other attributes that are
+    dictionaries. Of those for tensors only empty ones, because the others' tensors are compared by
+    their marks."""
     for name, value in module.__dict__.items():
         if isinstance(value, dict) and (name not in TENSORS or not value) and (value or name in LOOKED_AT):
             yield value
 
 
 def _made_of_weights(module: Any) -> Iterator[Kept[Any]]:
-    """What our modules made of weights, of a module or of what stands in its place without being a part."""
+    """Values made of weights by a module of ours, or by one that computes in a place without being
+    a child."""
     own = module.__dict__
     steps = own.get(STEPS)
     within = [step.fused for step in steps if isinstance(step, Step)] if isinstance(steps, tuple) else []

@@ -1,4 +1,5 @@
-"""FusedInstanceNorm2d: torch's instance norm, and the ReLU behind it, in the two passes that it takes at least."""
+"""FusedInstanceNorm2d: torch's instance norm and the ReLU behind it, in two passes, which is the
+minimum."""
 
 from __future__ import annotations
 
@@ -24,10 +25,11 @@ class FusedInstanceNorm2d(nn.InstanceNorm2d):
 
     num_channels  another name of `num_features`
     activation    "relu" or None
-    policy        which of our kernels may compute. "on" makes it an error where they cannot; see `KernelPolicy`
+    policy        which of our kernels may compute. "on" makes it an error if they cannot; see
+                  `KernelPolicy`
 
-    Kernels of ours compute it for fp16 on an NVIDIA card where no gradient is wanted, by the picture's own statistics. Else torch
-    does. `obstacle(x)` says why.
+    Kernels of ours compute it for fp16 on an NVIDIA card without gradients, from the picture's own
+    statistics; otherwise torch does. `obstacle(x)` gives the reason.
     """
 
     activation: Literal["relu"] | None
@@ -51,7 +53,7 @@ class FusedInstanceNorm2d(nn.InstanceNorm2d):
             raise ValueError("either num_features or num_channels is wanted: they are two names of one number")
         width = num_features if num_channels is None else num_channels
         assert width is not None
-        # torch's own hint has no None, which its code takes: a mean over all batches
+        # torch's type hint lacks None, which its code takes for a mean over all batches
         super().__init__(width, eps, momentum, affine, track_running_stats, device=device, dtype=dtype)  # type: ignore[arg-type]
         self._take(activation, policy)
 
@@ -63,7 +65,7 @@ class FusedInstanceNorm2d(nn.InstanceNorm2d):
         *,
         policy: KernelPolicy = STANDARD,
     ) -> FusedInstanceNorm2d:
-        """In the stead of a norm that exists: parameters and statistics are shared."""
+        """Make one from an existing norm: parameters and statistics are shared."""
         made = sharing(cls, norm, nn.InstanceNorm2d)
         made._take(activation, policy)
         return made
@@ -85,7 +87,8 @@ class FusedInstanceNorm2d(nn.InstanceNorm2d):
         )
 
     def obstacle(self, x: Tensor) -> str | None:
-        """Why our kernels cannot compute this module for x, in words a user understands; None if they can."""
+        """Why our kernels cannot compute this module for x, in words for a user; None if they
+        can."""
         reason = self._reason(x)
         if reason is not None:
             return reason
@@ -93,14 +96,14 @@ class FusedInstanceNorm2d(nn.InstanceNorm2d):
         return refusal(INSTANCE_NORM, (x, self.weight, self.bias, None), options, self.policy)
 
     def extra_repr(self) -> str:
-        """As torch's, and what is ours."""
+        """Torch's text, and our options."""
         found: str = super().extra_repr()  # type: ignore[no-untyped-call]
         if self.activation is not None:
             found += f", activation={self.activation!r}"
         return found if self.policy == STANDARD else f"{found}, policy={self.policy!r}"
 
     def _reason(self, x: Tensor) -> str | None:
-        """Why torch computes."""
+        """Why torch computes; None if we do."""
         reason = own_obstacle(INSTANCE_NORM, self, self.policy) or general_obstacle(x, (self.weight, self.bias))
         if reason is not None:
             return reason

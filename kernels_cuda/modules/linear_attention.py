@@ -1,7 +1,7 @@
-"""FusedLinearAttention: multi-head attention over kernelised weights, in time linear in the tokens.
+"""FusedLinearAttention: multi-head attention with kernelised weights, in time linear in the tokens.
 
-The projections and the state dict are those of `nn.MultiheadAttention`; between them stands `linear_attention` in place of
-softmax. What training needs is torch's own.
+The projections and the state dict are those of `nn.MultiheadAttention`, with `linear_attention`
+between them in place of softmax. Training is torch's own.
 """
 
 from __future__ import annotations
@@ -31,21 +31,26 @@ from .fallback import (
     unlike,
 )
 
-FEATURES = 256  # random ones, if nobody says how many
+FEATURES = 256  # default number of random features
 
 
 class FusedLinearAttention(nn.Module):
-    """Linear attention of x [batch, tokens, embed_dim] over itself or a context, with MultiheadAttention's parameters:
-    `in_proj_weight`, `in_proj_bias`, `out_proj.weight`, `out_proj.bias`.
+    """Linear attention of x [batch, tokens, embed_dim] over itself or a context, with
+    MultiheadAttention's parameters: `in_proj_weight`, `in_proj_bias`, `out_proj.weight`,
+    `out_proj.bias`.
 
-    feature_map   "elu" (elu(x) + 1), "relu" (relu(x) + eps), or by random features "softmax" or "rbf"; see `linear_attention`
-    num_features  rows of the random features, a multiple of 32: they are drawn once, orthogonal, and kept in the state dict as
-                  `features`
-    causal        a token sees itself and those before it; of a longer context, those up to its own place from the end
-    policy        which of our kernels may compute. "on" makes it an error where they cannot; see `KernelPolicy`
+    feature_map   "elu" (elu(x) + 1), "relu" (relu(x) + eps), or by random features "softmax" or
+                  "rbf"; see `linear_attention`
+    num_features  rows of the random features, a multiple of 32: drawn once, orthogonal, and kept in
+                  the state dict as `features`
+    causal        a token sees itself and those before it; of a longer context, those up to its own
+                  place from the end
+    policy        which of our kernels may compute. "on" makes it an error if they cannot; see
+                  `KernelPolicy`
 
-    Kernels of ours compute it for fp16 on an NVIDIA card where no gradient is wanted, with heads of 32, 64, 96 or 128 elements,
-    and random features where it is not causal. Else torch does, in fp32. `obstacle(x)` says why.
+    Kernels of ours compute it for fp16 on an NVIDIA card without gradients, with heads of 32, 64,
+    96 or 128 elements, and with random features only if it is not causal; otherwise torch does, in
+    fp32. `obstacle(x)` gives the reason.
     """
 
     in_proj_bias: nn.Parameter | None
@@ -92,7 +97,8 @@ class FusedLinearAttention(nn.Module):
         self.register_buffer("features", found)
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
-        """x, and a context [batch, other tokens, embed_dim] if keys and values are not of x -> x's shape."""
+        """x, and a context [batch, other tokens, embed_dim] if keys and values do not come from x
+        -> x's shape."""
         reason = self._reason(x, context)
         if reason is not None:
             hand_back(type(self).__name__, LINEAR_ATTENTION.name, reason, x, self.policy)
@@ -120,7 +126,8 @@ class FusedLinearAttention(nn.Module):
         return product(out.flatten(2), self.out_proj.weight, self.out_proj.bias)
 
     def obstacle(self, x: Tensor, context: Tensor | None = None) -> str | None:
-        """Why our kernels cannot compute this module for x, in words a user understands; None if they can."""
+        """Why our kernels cannot compute this module for x, in words for a user; None if they
+        can."""
         reason = self._reason(x, context)
         if reason is not None:
             return reason
@@ -153,7 +160,7 @@ class FusedLinearAttention(nn.Module):
         return split(product(x, weight[:e], of_q), *shape), k, v
 
     def _reason(self, x: Tensor, context: Tensor | None) -> str | None:
-        """Why torch computes."""
+        """Why torch computes; None if we do."""
         for name, t in (("x", x), ("context", context)):
             if t is not None and (t.ndim != 3 or t.shape[2] != self.embed_dim):
                 raise ValueError(f"{name}: {list(t.shape)} is not [batch, tokens, {self.embed_dim}]")
@@ -175,13 +182,14 @@ class Product(Protocol):
 
 
 def split(t: Tensor, *shape: int) -> Tensor:
-    """The last dimension as several."""
+    """View the last dimension as several."""
     return t.view(*t.shape[:-1], *shape)
 
 
 def orthogonal_features(count: int, d: int) -> Tensor:
-    """[count, d] fp32: rows of the normal distribution's lengths, orthogonal within each d of them. As directions that do not
-    repeat each other their mean has less variance than that of independent rows."""
+    """Random features [count, d] fp32: rows with the lengths of normal vectors, orthogonal within
+    each d of them. Their mean has less variance than that of independent rows, because the
+    directions do not repeat each other."""
     directions = torch.cat([torch.linalg.qr(torch.randn(d, d)).Q for _ in range(-(-count // d))])[:count]
     lengths: Tensor = torch.randn(count, d).square().sum(1, keepdim=True).sqrt()
     return directions * lengths

@@ -1,6 +1,5 @@
-"""FusedMultiheadAttention: torch's nn.MultiheadAttention with our products around our attention, and FusedAttention, which has one
-input and one result.
-"""
+"""FusedMultiheadAttention: torch's nn.MultiheadAttention with our products around our attention;
+and FusedAttention, with one input and one result."""
 
 from __future__ import annotations
 
@@ -20,11 +19,13 @@ from .sharing import sharing
 class FusedMultiheadAttention(nn.MultiheadAttention):
     """nn.MultiheadAttention: its arguments, its state dict, its call.
 
-    policy  which of our kernels may compute. "on" makes it an error where they cannot; see `KernelPolicy`
+    policy: which of our kernels may compute. "on" makes it an error if they cannot; see
+    `KernelPolicy`.
 
-    Kernels of ours compute it for fp16 on an NVIDIA card where no gradient is wanted and the attention weights are not asked for:
-    pass `need_weights=False`, as torch's own layers do. `add_bias_kv` and `add_zero_attn` are torch's. Else torch computes, and
-    `obstacle(...)`, called as the module is, says why. One thing differs: a query that may see no key gives the bias of the output
+    Kernels of ours compute it for fp16 on an NVIDIA card without gradients if the attention weights
+    are not asked for: pass `need_weights=False`, as torch's own layers do. `add_bias_kv` and
+    `add_zero_attn` are torch's. Otherwise torch computes; `obstacle(...)`, called as the module is,
+    gives the reason. One thing differs: a query that may see no key gives the bias of the output
     projection, where torch gives NaN.
     """
 
@@ -63,7 +64,7 @@ class FusedMultiheadAttention(nn.MultiheadAttention):
 
     @classmethod
     def of(cls, attention: nn.MultiheadAttention, *, policy: KernelPolicy = STANDARD) -> FusedMultiheadAttention:
-        """In the stead of an attention that exists: parameters are shared."""
+        """Make one from an existing attention: parameters are shared."""
         made = sharing(cls, attention, nn.MultiheadAttention)
         made.policy = policy
         return made
@@ -106,8 +107,8 @@ class FusedMultiheadAttention(nn.MultiheadAttention):
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
     ) -> str | None:
-        """Why our kernels cannot compute this call, in words a user understands; None if they can. Without key and value: of the
-        query over itself."""
+        """Why our kernels cannot compute this call, in words for a user; None if they can. Without
+        key and value: for the query over itself."""
         key = query if key is None else key
         value = key if value is None else value
         masks = key_padding_mask, attn_mask, is_causal
@@ -131,7 +132,7 @@ class FusedMultiheadAttention(nn.MultiheadAttention):
         is_causal: bool,
         need_weights: bool,
     ) -> str | None:
-        """Why torch computes."""
+        """Why torch computes; None if we do."""
         reason = own_obstacle(ATTENTION, self, self.policy)
         if reason is None and need_weights:
             reason = "the attention weights are asked for, which our kernels never hold: pass need_weights=False"
@@ -139,8 +140,9 @@ class FusedMultiheadAttention(nn.MultiheadAttention):
 
 
 class FusedAttention(FusedMultiheadAttention):
-    """Attention of x [batch, tokens, embed_dim] over itself, result alone: `FusedAttention(embed_dim, num_heads)(x)`. Parameters
-    and options are those of nn.MultiheadAttention."""
+    """Attention of x [batch, tokens, embed_dim] over itself, without the weights:
+    `FusedAttention(embed_dim, num_heads)(x)`. Parameters and options are those of
+    nn.MultiheadAttention."""
 
     def __init__(self, embed_dim: int, num_heads: int, **options: Any) -> None:
         super().__init__(embed_dim, num_heads, batch_first=True, **options)
@@ -148,5 +150,5 @@ class FusedAttention(FusedMultiheadAttention):
     def forward(  # type: ignore[override]
         self, x: Tensor, key_padding_mask: Tensor | None = None, attn_mask: Tensor | None = None
     ) -> Tensor:
-        """x -> x's shape and dtype; masks as nn.MultiheadAttention takes them."""
+        """x -> x's shape and dtype; masks as for nn.MultiheadAttention."""
         return super().forward(x, x, x, key_padding_mask, need_weights=False, attn_mask=attn_mask)[0]

@@ -1,4 +1,4 @@
-"""FusedOutputProjection: torch's Linear and the residual that is added to its result, in one kernel."""
+"""FusedOutputProjection: torch's Linear and the residual added to its result, in one kernel."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ from .sharing import sharing
 
 
 class FusedOutputProjection(nn.Linear):
-    """Linear(x) + residual, with torch's state dict. What stands behind attention in a transformer.
+    """Linear(x) + residual, with torch's state dict: the layer behind attention in a transformer.
 
-    out_features  unless given, in_features
-    policy        which of our kernels may compute. "on" makes it an error where they cannot; see `KernelPolicy`
+    out_features  in_features by default
+    policy        which of our kernels may compute. "on" makes it an error if they cannot; see
+                  `KernelPolicy`
 
-    A kernel of ours computes it for fp16 on an NVIDIA card where no gradient is wanted. Else torch does. `obstacle` says why.
+    A kernel of ours computes it for fp16 on an NVIDIA card without gradients; otherwise torch does.
+    `obstacle` gives the reason.
     """
 
     policy: KernelPolicy
@@ -44,7 +46,7 @@ class FusedOutputProjection(nn.Linear):
 
     @classmethod
     def of(cls, linear: nn.Linear, *, policy: KernelPolicy = STANDARD) -> FusedOutputProjection:
-        """In the stead of a Linear that exists: parameters are shared."""
+        """Make one from an existing Linear: parameters are shared."""
         made = sharing(cls, linear, nn.Linear)
         made.policy = policy
         return made
@@ -59,18 +61,18 @@ class FusedOutputProjection(nn.Linear):
         return linear(x, self.weight, self.bias, residual=residual, policy=self.policy)
 
     def obstacle(self, x: Tensor, residual: Tensor | None = None) -> str | None:
-        """Why our kernel cannot compute this module for x, in words a user understands; None if it can."""
+        """Why our kernel cannot compute this module for x, in words for a user; None if it can."""
         reason = self._reason(x, residual)
         if reason is not None:
             return reason
         return refusal(LINEAR, (x, self.weight, self.bias, residual, None), ("none", 1.0, False, None), self.policy)
 
     def extra_repr(self) -> str:
-        """As torch's, and what is ours."""
+        """Torch's text, and our options."""
         return super().extra_repr() + ("" if self.policy == STANDARD else f", policy={self.policy!r}")
 
     def _reason(self, x: Tensor, residual: Tensor | None) -> str | None:
-        """Why torch computes."""
+        """Why torch computes; None if we do."""
         weights = self.weight, self.bias
         reason = own_obstacle(LINEAR, self, self.policy) or general_obstacle(x, weights) or unlike(x, weights)
         if reason is None and (x.ndim < 2 or x.shape[-1] != self.in_features):

@@ -1,7 +1,7 @@
-"""What stands in a network while it is fused: in the place of a Sequential, or in the places of a chain's modules.
+"""Places in a fused network: for a Sequential, or for the modules of a chain.
 
-The network's own modules are kept, and so are the names of its parameters: who takes a fused network's place shares the
-dictionaries of what stood there. While torch traces, everything computes as it did before.
+The network's own modules are kept, and so are its parameters' names, because a place shares the
+dictionaries of the module that it replaces. While torch traces, everything computes as before.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from .fallback import traced
 from .upsample_conv import FusedUpsampleConv2d
 
 SHARED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
-MARK = "fusestream_done_by"  # of a tensor: which place has computed it, with what stands behind that place
+# attribute of a tensor: the place that computed it, with everything behind that place in the chain
+MARK = "fusestream_done_by"
 
 
 class Step(NamedTuple):
@@ -37,23 +38,26 @@ def disturbed(parts: Sequence[nn.Module]) -> bool:
     return False
 
 
-KEEPING = (FusedConvNormAct2d, FusedUpsampleConv2d)  # which make something of their weights
+KEEPING = (FusedConvNormAct2d, FusedUpsampleConv2d)  # these keep values made of their weights
 
 
 def refold(fused: nn.Module) -> None:
-    """Parameters of inference mode count no writes: what was made from them is made anew."""
+    """Have values made of the parameters made anew, because writes to inference parameters are not
+    counted."""
     if isinstance(fused, KEEPING):
         fused.refold()
 
 
 def forget(fused: nn.Module) -> None:
-    """`.to()` is about memory: nothing stays behind, and what computes here is no child that would hear of it."""
+    """Drop values made of the parameters, because `.to()` is called to free memory, and a fused
+    module that is no child does not hear of it."""
     if isinstance(fused, KEEPING):
         fused.forget()
 
 
 class FusedSequential(nn.Sequential):
-    """A Sequential that computes some of its neighbours together. Its parts are the original's, for whoever takes one of them."""
+    """A Sequential that computes some of its neighbours together. Its parts are the original's, for
+    code that takes one of them."""
 
     _original: nn.Sequential | None = None
     _steps: tuple[Step, ...] = ()
@@ -61,7 +65,7 @@ class FusedSequential(nn.Sequential):
     @staticmethod
     def over(original: nn.Sequential, steps: Sequence[Step]) -> FusedSequential:
         made = FusedSequential()
-        made.__dict__.update(original.__dict__)  # and what somebody has put there
+        made.__dict__.update(original.__dict__)  # attributes set by others are kept
         made.__dict__.update(_original=original, _steps=tuple(steps), training=original.training)
         return made
 
@@ -102,13 +106,13 @@ class FusedSequential(nn.Sequential):
         return super()._apply(*arguments, **options)  # type: ignore[no-untyped-call]
 
     def _stands(self, step: Step, names: list[str]) -> bool:
-        """Whether the neighbours are what they were."""
+        """Whether the neighbours are the same as when they were fused."""
         same = names == list(step.parts) and all(self._modules[name] is part for name, part in step.parts.items())
         return same and not disturbed(list(step.parts.values()))
 
 
 class Place(nn.Module):
-    """Where a module stood that a chain begins with, or that is computed by the one before."""
+    """Stands for a module that begins a chain, or that the chain's beginning computes."""
 
     def __init__(self, original: nn.Module) -> None:
         super().__init__()
@@ -116,7 +120,7 @@ class Place(nn.Module):
         self.__dict__.update(_original=original, training=original.training)
 
     def __getattr__(self, name: str) -> Any:
-        """What stood here is asked for what this one has not: a network reads its layers' sizes."""
+        """Look up missing attributes in the original, because a network reads its layers' sizes."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -131,11 +135,12 @@ class Place(nn.Module):
 
 
 class Beginning(Place):
-    """Computes all of a chain."""
+    """Computes a whole chain."""
 
     def __init__(self, original: nn.Module, parts: Sequence[nn.Module], fused: nn.Module) -> None:
         super().__init__(original)
-        # No children: their parameters have names already. places: this one, and those of the other parts.
+        # Not children, because their parameters have names already. places: this one, and those of
+        # the other parts.
         self.__dict__.update(_parts=tuple(parts), _fused=fused, _places=[self])
 
     def forward(self, x: Tensor) -> Tensor:
@@ -164,7 +169,8 @@ class Beginning(Place):
 
 
 class Covered(Place):
-    """Hands on what the beginning of its chain has computed; anything else goes through the module that stood here."""
+    """Passes on what the beginning of its chain has computed; anything else goes through the
+    original module."""
 
     def __init__(self, original: nn.Module, beginning: Beginning) -> None:
         super().__init__(original)

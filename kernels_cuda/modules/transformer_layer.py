@@ -1,4 +1,5 @@
-"""FusedTransformerEncoderLayer: torch's nn.TransformerEncoderLayer over our attention, products and norms."""
+"""FusedTransformerEncoderLayer: torch's nn.TransformerEncoderLayer over our attention, products and
+norms."""
 
 from __future__ import annotations
 
@@ -35,12 +36,15 @@ FUNCTIONS: dict[Callable[..., Tensor], Activation] = {
 
 
 class FusedTransformerEncoderLayer(nn.TransformerEncoderLayer):
-    """nn.TransformerEncoderLayer: its arguments, its state dict, its call. May stand in an nn.TransformerEncoder.
+    """nn.TransformerEncoderLayer: its arguments, its state dict, its call. May stand in an
+    nn.TransformerEncoder.
 
-    policy  which of our kernels may compute. "on" makes it an error where they cannot; see `KernelPolicy`
+    policy: which of our kernels may compute. "on" makes it an error if they cannot; see
+    `KernelPolicy`.
 
-    Kernels of ours compute it for fp16 on an NVIDIA card, in eval mode, where no gradient is wanted, with ReLU, GELU or SiLU. Else
-    torch does. `obstacle(...)`, called as the module is, says why.
+    Kernels of ours compute it for fp16 on an NVIDIA card, in eval mode without gradients, with
+    ReLU, GELU or SiLU; otherwise torch does. `obstacle(...)`, called as the module is, gives the
+    reason.
     """
 
     policy: KernelPolicy
@@ -48,14 +52,14 @@ class FusedTransformerEncoderLayer(nn.TransformerEncoderLayer):
     def __init__(
         self, d_model: int, nhead: int, *arguments: Any, policy: KernelPolicy = STANDARD, **options: Any
     ) -> None:
-        """Arguments, options and defaults are torch's: dim_feedforward, dropout, activation, layer_norm_eps, batch_first,
-        norm_first, bias, device, dtype."""
+        """Arguments, options and defaults are torch's: dim_feedforward, dropout, activation,
+        layer_norm_eps, batch_first, norm_first, bias, device, dtype."""
         super().__init__(d_model, nhead, *arguments, **options)
         self.policy = policy
 
     @classmethod
     def of(cls, layer: nn.TransformerEncoderLayer, *, policy: KernelPolicy = STANDARD) -> FusedTransformerEncoderLayer:
-        """In the stead of a layer that exists: its parts are shared."""
+        """Make one from an existing layer: its parts are shared."""
         made = sharing(cls, layer, nn.TransformerEncoderLayer)
         made.policy = policy
         return made
@@ -90,7 +94,7 @@ class FusedTransformerEncoderLayer(nn.TransformerEncoderLayer):
         src_key_padding_mask: Tensor | None = None,
         is_causal: bool = False,
     ) -> str | None:
-        """Why our kernels cannot compute this call, in words a user understands; None if they can."""
+        """Why our kernels cannot compute this call, in words for a user; None if they can."""
         reason = self._reason(src, src_mask, src_key_padding_mask, is_causal)
         if reason is not None:
             return reason
@@ -118,7 +122,7 @@ class FusedTransformerEncoderLayer(nn.TransformerEncoderLayer):
         return mlp(x, first.weight, second.weight, first.bias, second.bias, **ends)
 
     def _activation(self) -> Activation | None:
-        """What the epilogue calls it, if it has it."""
+        """The epilogue's name for the activation; None if it lacks it."""
         if isinstance(self.activation, nn.Module):
             return activation_of(self.activation)  # type: ignore[return-value]
         return FUNCTIONS.get(self.activation)
@@ -126,7 +130,7 @@ class FusedTransformerEncoderLayer(nn.TransformerEncoderLayer):
     def _reason(
         self, src: Tensor, src_mask: Tensor | None, src_key_padding_mask: Tensor | None, is_causal: bool
     ) -> str | None:
-        """Why torch computes."""
+        """Why torch computes; None if we do."""
         reason = own_obstacle(ATTENTION, self, self.policy)
         if reason is not None:
             return reason

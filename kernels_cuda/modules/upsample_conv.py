@@ -1,6 +1,8 @@
-"""FusedUpsampleConv2d: a nearest upsampling and the convolution behind it, without the larger picture in between where it can be.
+"""FusedUpsampleConv2d: a nearest upsampling and the convolution behind it, without the larger
+picture in between if possible.
 
-The ops never make the larger picture. Reflected or replicated, the pixel beside the edge of a doubled picture is the edge's own.
+The ops never make the larger picture. At a reflected or replicated border, the pixel beside the
+edge of a doubled picture is the edge's own.
 """
 
 from __future__ import annotations
@@ -31,19 +33,22 @@ from .geometry import PADS, as_wanted
 Border = Literal["zeros", "reflect", "replicate", "circular"]
 
 
-MOST = 64  # of the upsampling: what is larger is a mistake
+MOST = 64  # exclusive bound of the factor, because a larger one is a mistake
 
 
 class FusedUpsampleConv2d(nn.Module):
     """activation(Conv2d(Upsample(x))), nearest, with Conv2d's state dict under `conv.*`.
 
     scale_factor  of the upsampling
-    padding       half of the taps unless given; padding_mode is the convolution's, of the larger picture
+    padding       half of the taps by default; padding_mode is the convolution's, on the larger
+                  picture
     activation    "relu", "silu" or None
-    policy        which of our kernels may compute. "on" makes it an error where they cannot; see `KernelPolicy`
+    policy        which of our kernels may compute. "on" makes it an error if they cannot; see
+                  `KernelPolicy`
 
-    Kernels of ours compute it for fp16 on an NVIDIA card where no gradient is wanted, for 3x3 taps, a factor of 2, and a border of
-    one pixel of zeros, reflected or replicated. Else torch does. `obstacle(x)` says why.
+    Kernels of ours compute it for fp16 on an NVIDIA card without gradients, for 3x3 taps, a factor
+    of 2, and a border of one pixel, zero, reflected or replicated; otherwise torch does.
+    `obstacle(x)` gives the reason.
     """
 
     pad: Any  # torch's module before the convolution, or None
@@ -80,9 +85,10 @@ class FusedUpsampleConv2d(nn.Module):
         pad: nn.Module | None = None,
         policy: KernelPolicy = STANDARD,
     ) -> FusedUpsampleConv2d:
-        """Over modules that exist: the convolution is held, not copied.
+        """Make one over existing modules: the convolution is held, not copied.
 
-        pad  torch's ReflectionPad2d or ReplicationPad2d between the two, where the convolution has no padding of its own
+        pad: torch's ReflectionPad2d or ReplicationPad2d between the two, if the convolution has no
+        padding of its own.
         """
         factor: Any = upsample.scale_factor
         if type(upsample) is not nn.Upsample or upsample.mode != "nearest" or factor not in range(1, MOST):
@@ -120,7 +126,8 @@ class FusedUpsampleConv2d(nn.Module):
         self._kept: Kept[Tensor] = Kept()
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [b, in_channels, h, w] -> [b, out_channels, h', w'] of x's dtype; channels-last where our kernels compute it."""
+        """x [b, in_channels, h, w] -> [b, out_channels, h', w'] of x's dtype; channels-last if our
+        kernels compute it."""
         reason = self._reason(x)
         if reason is not None:
             hand_back(type(self).__name__, UPSAMPLE_CONV.name, reason, x, self.policy)
@@ -140,7 +147,8 @@ class FusedUpsampleConv2d(nn.Module):
         )
 
     def obstacle(self, x: Tensor) -> str | None:
-        """Why our kernels cannot compute this module for x, in words a user understands; None if they can."""
+        """Why our kernels cannot compute this module for x, in words for a user; None if they
+        can."""
         reason = self._reason(x)
         if reason is not None:
             return reason
@@ -149,11 +157,11 @@ class FusedUpsampleConv2d(nn.Module):
         return refusal(op, tensors, (self._epilogue,), self.policy)
 
     def refold(self) -> None:
-        """The next call folds anew. For changes that torch does not count."""
+        """Make the next call fold anew, after changes that torch does not count."""
         self._kept.outdate()
 
     def forget(self) -> None:
-        """Let go of the memory of what was made from the weight."""
+        """Free the memory of what was made from the weight."""
         self._kept.forget()
 
     def extra_repr(self) -> str:
@@ -162,7 +170,7 @@ class FusedUpsampleConv2d(nn.Module):
 
     @property
     def _of_zeros(self) -> bool:
-        """Whether the border is."""
+        """Whether the border is zeros."""
         return self.pad is None and self.conv.padding_mode == "zeros"
 
     @property
@@ -176,20 +184,20 @@ class FusedUpsampleConv2d(nn.Module):
         found = self._kept.find(marks)
         if found is not None:
             return found
-        # Not in inference mode, even where the caller is: what is kept may be used outside of it.
+        # Never in inference mode, because what is kept may be used outside of it.
         with torch.inference_mode(False), torch.no_grad():
             return self._kept.keep(marks, (weight,), fold_upsample(weight.detach()))
 
     def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:
-        self.refold()  # parameters of inference mode count no writes
+        self.refold()  # writes to inference parameters are not counted
         super()._load_from_state_dict(*arguments, **options)
 
     def _apply(self, *arguments: Any, **options: Any) -> Any:
-        self.forget()  # .to() is about memory: nothing stays behind
+        self.forget()  # .to() is called to free memory: nothing stays behind
         return super()._apply(*arguments, **options)  # type: ignore[no-untyped-call]
 
     def _reason(self, x: Tensor) -> str | None:
-        """Why torch computes."""
+        """Why torch computes; None if we do."""
         conv = self.conv
         reason = own_obstacle(UPSAMPLE_CONV, self, self.policy) or replaced("conv", conv, nn.Conv2d)
         if reason is not None:
