@@ -8,7 +8,8 @@ from .cuda import NoDriver, driver
 
 
 def other_maker(device: torch.device) -> str | None:
-    """What a device is if it is not NVIDIA's; None: it is. The driver is not asked."""
+    """The maker of a device that is not NVIDIA's, in words; None: it is NVIDIA's. The driver is not
+    asked."""
     if device.type != "cuda":
         return f"{device} is no NVIDIA card"
     return f"{device} is an AMD card" if torch.version.hip else None

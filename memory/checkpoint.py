@@ -163,8 +163,8 @@ class Checkpoint:
     def reopen(self) -> None:
         """Go on with files that changed since they were opened.
 
-        Raises `BadFile`, and keeps the old file, where one is not what it was. No read may be under
-        way. Existing mappings stay the old file's.
+        Raises `BadFile` if one is not what it was; that file and those behind it then stay as they
+        were. No read may be under way. Existing mappings stay the old file's.
         """
         for at in [at for at, file in enumerate(self._open) if file.has_changed]:
             again = OpenFile(self._open[at].path)

@@ -85,7 +85,7 @@ class Device(Protocol):
         """Copy pinned or registered bytes to the device, in the copies' order."""
 
     def copy_all(self, room: int, pieces: Iterable[tuple[int, int, int]]) -> None:
-        """`copy_in` of each (place in the room, source, bytes), one right behind the other."""
+        """`copy_in` of each (place in the room, source, bytes), one directly behind the other."""
 
     def copying(self) -> AbstractContextManager[Any]:
         """Put what torch does in this block into the copies' order."""

@@ -13,11 +13,11 @@ from functools import lru_cache
 
 from ..gpu import Driver, driver
 
-# cuMemHostRegister, cuMemHostAlloc
+# flags of cuMemHostRegister and cuMemHostAlloc
 PORTABLE = 0x01
 READ_ONLY = 0x08
 
-ATTACH_GLOBAL = 1  # of cuMemAllocManaged
+ATTACH_GLOBAL = 1  # flag of cuMemAllocManaged
 
 # CUmem_advise
 SET_READ_MOSTLY = 1
@@ -121,8 +121,8 @@ class MemoryCalls:
         self._check(self._advise(address, nbytes, advice, where), "cuMemAdvise", f"{nbytes} bytes of weights")
 
     def last_prefetch(self, address: int, nbytes: int) -> int:
-        """Where all these pages were last asked to be: a device's ordinal, HOST, or another
-        negative number if mixed."""
+        """The place where all these pages were last asked to be: a device's ordinal, HOST, or
+        another negative number if mixed."""
         value = ctypes.c_int()
         status = self.driver.library.cuMemRangeGetAttribute(
             ctypes.byref(value),

@@ -1,5 +1,4 @@
-"""A layer: named weights that are used together, and how they lie beside each other on the
-device."""
+"""A layer: named weights that are used together, and their layout on the device."""
 
 from __future__ import annotations
 
@@ -98,7 +97,7 @@ class Layer:
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:
-        """Where each weight starts in the layer's room."""
+        """Offset of each weight in the layer's room."""
         found, at = [], 0
         for weight in self.weights:
             found.append(at)
@@ -138,8 +137,7 @@ def view(room: torch.Tensor, at: int, weight: Weight) -> torch.Tensor:
 
 
 def as_stored(stored: torch.Tensor, weight: Weight) -> torch.Tensor:
-    """One weight's stored bytes, uint8, as the tensor that a conversion is handed. Nothing is
-    copied."""
+    """One weight's stored bytes, uint8, as the tensor that a conversion gets. Nothing is copied."""
     return stored.view(weight.stored_dtype).view(weight.stored_shape)
 
 

@@ -194,7 +194,7 @@ class OpenFile:
             done += count
 
     def view(self, begin: int, end: int) -> memoryview:
-        """The bytes `[begin, end)` where they lie in the page cache, read-only."""
+        """The bytes `[begin, end)` as they lie in the page cache, read-only."""
         with self._in_use():
             self._check_name()
             self._check_handle()

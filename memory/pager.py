@@ -53,7 +53,7 @@ class Place:
     users: int = 0
     # ends of its last uses, for which the next copy into this room waits
     released: tuple[Ticket, ...] = ()
-    begun: Ticket | None = None  # the use that is under way
+    begun: Ticket | None = None  # the use under way
 
     def is_released_at(self, point: Ticket) -> None:
         """Add the end of a use. Of the points of one order only the last is kept."""
@@ -92,7 +92,7 @@ class Pager:
         # the count at which all layers were resident or on their way: nothing to look ahead for
         self._all_came = -1
         self._ran_apart: tuple[Ticket, ...] = ()  # ends of uses of all layers without `acquire`
-        self._places: dict[int, Place] = {}  # of residents
+        self._places: dict[int, Place] = {}  # of residents, by layer
         self._ring: list[Place] = []
         plan = self._plan_for(budget)
         device.take(backend.overhead_bytes)
@@ -127,7 +127,7 @@ class Pager:
             assert place is not None
             place.users += 1  # no other layer gets this room
             try:
-                self._look_ahead(i)  # before the wait: the copies never run out of work
+                self._look_ahead(i)  # before the wait, so that the copies never run out of work
                 begun = self._arrived(place, i, again=was_asked_for)
                 assert place.copy is not None
                 weights = self._backend.weights(place.copy)
@@ -161,8 +161,8 @@ class Pager:
             return place.copy
 
     def made(self, i: int) -> Any:
-        """What the user made of layer i as it is on the device now (`Copy.made`); None: nothing, or
-        the layer is not there."""
+        """User data made of layer i as it is on the device now (`Copy.made`); None: nothing, or the
+        layer is not there."""
         with self._lock:
             place = self._find(i)
             return None if place is None or place.copy is None else place.copy.made
@@ -332,8 +332,7 @@ class Pager:
             self._device.give_back(nbytes)
             raise
         self.ledger.hold("VRAM", nbytes)
-        # The memory may have been another tensor's, whose last use is still to come in compute's
-        # order.
+        # The memory may have been another tensor's, whose last use comes later in compute's order.
         return Place(room, nbytes, released=(self._backend.mark(),))
 
     def _drop(self, *groups: Sequence[Place]) -> None:

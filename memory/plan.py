@@ -27,7 +27,7 @@ from functools import lru_cache
 
 LEAST_SLOTS = 2  # the layer in use and the next one
 MOST_SLOTS = 6
-ALIGNMENT = 512  # of a layer's place, in bytes: what device allocators give
+ALIGNMENT = 512  # bytes: a layer's place begins at a multiple, as device allocators give it
 
 
 class OverBudget(MemoryError):
@@ -169,7 +169,7 @@ def spread(rooms: Sequence[int], fixed: set[int], left: int) -> set[int]:
     # Many shares keep as much; the least of them is even around the cycle.
     least = most - _bisect(lambda less: total(most - less) < total(most), 0.0, most)
     chosen = set(share(least if total(least) == total(most) else most))
-    # What the even share leaves over goes to layers where the run of streamed ones is longest.
+    # The remaining bytes go to layers where the run of streamed ones is longest.
     left -= sum(rooms[i] for i in chosen)
     while True:
         fitting = [i for i in rest if i not in chosen and rooms[i] <= left]

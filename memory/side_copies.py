@@ -249,8 +249,8 @@ class Parcels:
                 room.memory = self._device.room(nbytes)
             except OverBudget:
                 return None
-            # The memory may have been another tensor's, whose last use is still to come in
-            # compute's order.
+            # The memory may have been another tensor's, whose last use comes later in compute's
+            # order.
             room.free = self._device.compute_event()
         return room
 

@@ -44,7 +44,7 @@ class UnfinishedFile:
         self._unfinished = self.path.with_name(self.path.name + UNFINISHED)
         self._head = head
         self._places = dict(places)
-        self._at: dict[str, int] = {}  # where the next piece of a tensor goes
+        self._at: dict[str, int] = {}  # place of a tensor's next piece
 
     def __enter__(self: One) -> One:
         with self._told():

@@ -1,4 +1,4 @@
-"""Whether ComfyUI's code is still what ours was written after. Where it is not, ComfyUI computes.
+"""Whether ComfyUI's code is still what ours was written after. If it is not, ComfyUI computes.
 
     specimen.py    a small network of stock's by which a family is judged, and its random draws
     trial.py       the same call by stock's code and ours: results, attention, options

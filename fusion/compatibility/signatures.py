@@ -59,8 +59,8 @@ def _is_by_place(ours: inspect.Parameter, stock: inspect.Parameter, takes_more: 
 
 
 def _default(parameter: inspect.Parameter) -> Any:
-    """The default, None for a list, a dictionary or an empty tuple. What is in a mutable default by
-    now, calls without an argument have written there."""
+    """The default, but None for a list, a dictionary or an empty tuple, because calls without the
+    argument may have written to a mutable default."""
     value = parameter.default
     is_none = isinstance(value, dict | list) or (isinstance(value, tuple) and not value)
     return None if is_none else value

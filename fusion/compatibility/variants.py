@@ -44,8 +44,8 @@ class Known:
                             self._switches[kind, name].add(value)
 
     def difference(self, block: nn.Module) -> str | None:
-        """What a block, or a module in it, has that no specimen has, in words for a user; None:
-        nothing."""
+        """A switch or child of a block, or of a module in it, that no specimen has, in words for a
+        user; None: there is none."""
         for module in block.modules():
             kind = _kind_of(module)
             if kind not in self._children:

@@ -38,7 +38,8 @@ PACKS = {
 
 
 def version(folder: Path | None) -> Iterator[str]:
-    """folder: of a ComfyUI that is not running; None: the one that we run in."""
+    """The versions of ComfyUI and its packages. folder: of a ComfyUI that is not running; None: the
+    one that we run in."""
     if folder is None and importlib.util.find_spec("comfyui_version") is None:
         yield "no ComfyUI here: give its folder with --comfyui PATH"
         return

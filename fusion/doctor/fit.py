@@ -46,7 +46,8 @@ UNUSED: tuple[tuple[str, Callable[[ModuleType], bool], str], ...] = (
 
 
 def fit(folder: Path | None) -> Iterator[str]:
-    """folder: of a ComfyUI that is not running; None: the one that we run in."""
+    """Whether this ComfyUI was tested, what has stepped aside, and what is not used. folder: of a
+    ComfyUI that is not running; None: the one that we run in."""
     found = needed_comfyui.version_of(folder) if folder is not None else needed_comfyui.version()
     known = " and ".join(needed_comfyui.RUN_WITH)
     if found is None:

@@ -41,7 +41,7 @@ MULTIPLE = 2  # of a latent's sides, as patches need
 
 @dataclass(frozen=True)
 class Work:
-    """shape: of the latent. prompts: of each step."""
+    """The work of a sampling. shape: of the latent. prompts: of each step."""
 
     shape: tuple[int, ...]
     steps: int

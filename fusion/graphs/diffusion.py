@@ -100,8 +100,8 @@ def obstacle(net: Any, options: Mapping[str, Any]) -> str | None:
 
 
 def changed(net: Any) -> str | None:
-    """What other nodes have replaced in the network, in words for a user. Looks at each of its
-    modules."""
+    """Methods or parts that other nodes have replaced in the network, in words for a user; None:
+    there are none. Looks at each of its modules."""
     methods: Methods = net.__dict__[NETWORK_METHODS]
     if (name := methods.replaced(net)) is not None:
         return f"another node has replaced {name} of the network"

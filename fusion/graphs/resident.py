@@ -24,7 +24,7 @@ class ResidentModel:
 
     def __init__(self, model: nn.Module, device: torch.device, nbytes: int) -> None:
         self._model, self._device, self._left = model, device, nbytes
-        self._held: Any = None  # where the model had its weights at the last look
+        self._held: Any = None  # the place of the model's weights at the last look
         self._moves = 0
         self.notes: dict[str, str] = {}
 

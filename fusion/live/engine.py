@@ -37,7 +37,7 @@ Deliver = Callable[[Tensor], None]
 
 
 class OutOfVram(torch.OutOfMemoryError):
-    """Of this class, because ComfyUI then unloads everything and still shows the message."""
+    """An OutOfMemoryError, because ComfyUI then unloads everything and still shows the message."""
 
     __module__ = "fusestream"
 
@@ -77,7 +77,7 @@ def run(
         raise WrongInput("There is no frame to make anything of. Connect frames, or a video that has some.")
     _refuse(model)
     size = settings.height or first.shape[0], settings.width or first.shape[1]
-    # In stock's own way, so that stock's words on a wrong VAE or too little memory come here.
+    # In stock's own way, so that stock reports a wrong VAE or too little memory here.
     latent = vae.encode(fitted(to_floats(first)[None], size[1], size[0]))
     sigmas = sigmas_of(model, settings)
     whole = model.clone()
@@ -176,7 +176,8 @@ class _Live(comfy.samplers.Sampler):
         _denoise_mask: Tensor | None = None,
         _disable_pbar: bool = False,
     ) -> Tensor:
-        """Stock's signature. latent_image: of the first frame. noise: of one frame."""
+        """Make all frames, with stock's signature. latent_image: of the first frame. noise: of one
+        frame."""
         self._make_room(guider, latent_image)
         options = extra_args["model_options"]
         at_most = self.max_denoise(guider, sigmas)

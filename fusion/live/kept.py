@@ -29,7 +29,7 @@ class Kept:
         self.fault: str | None = None  # why there is no IMAGE
 
     def add(self, frame: Tensor) -> None:
-        """frame: [h, w, 3] fp32 on the host."""
+        """Add a frame: [h, w, 3] fp32 on the host."""
         if self.fault is not None:
             return
         self.fault = too_large(len(self._frames) + 1, *frame.shape[:2])

@@ -155,7 +155,7 @@ class Report:
     state: str
     device: str = ""
     policy: str = ""
-    # whose rates a family's streamed model computes at: a precision, `stored` or ComfyUI's
+    # the rates at which a family's streamed model computes: a precision, `stored` or ComfyUI's
     tier: str = ""
     streams: bool = False
     passes: int = 0

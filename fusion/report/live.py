@@ -58,7 +58,7 @@ def _waited(whole: Sequence[Mapping[str, Ran]], stage: str) -> float:
 
 
 def overlapped(ran: Sequence[Ran]) -> float:
-    """Of the time in which any stage runs, the share in which several do."""
+    """The share in which several stages run, of the time in which any does."""
     moves = sorted([(one.start, 1) for one in ran] + [(one.end, -1) for one in ran])
     some = several = 0.0
     at_work = 0

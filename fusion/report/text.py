@@ -8,7 +8,7 @@ from ..base.format import counted, took
 from .data import Report, Sampling, Sparsity, duration, size
 from .live import live_lines
 
-MOST_LINES = 40  # of kernels or refusals, because a long session meets hundreds of shapes
+MOST_LINES = 40  # of kernels or refusals, because a long session has hundreds of shapes
 
 
 def as_text(report: Report) -> str:

@@ -1,4 +1,4 @@
-"""One attempt to capture a call: it is computed as ever and watched, and then recorded."""
+"""One attempt to capture a call: it is computed as ever under a watch, and then recorded."""
 
 from __future__ import annotations
 

@@ -41,8 +41,9 @@ class _Call:
         self.refused: str | None = None
         self.is_for_now = False  # refused until the owner's memory changes
         self.graph: Replay | None = None
-        self.memory: object = None  # what it reads and writes in addition to its arguments
-        self.wasted = 0  # captures in a row whose graph was never replayed
+        # the memory that it reads and writes in addition to its arguments
+        self.memory: object = None
+        self.wasted = 0  # attempts in a row whose graph was never replayed
         self.calm = 0  # calls counted since the last move
 
     def moved(self) -> None:

@@ -148,7 +148,7 @@ class FusedFeedForward(nn.Module):
         return found if self.policy == STANDARD else f"{found}, policy={self.policy!r}"
 
     def _reason(self, x: Tensor) -> str | None:
-        """Why torch computes."""
+        """Why torch computes; None if we do."""
         reason = own_obstacle(LINEAR, self, self.policy)
         reason = reason or replaced("fc1", self.fc1, nn.Linear) or replaced("fc2", self.fc2, nn.Linear)
         if reason is not None:

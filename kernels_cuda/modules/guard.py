@@ -86,8 +86,8 @@ def _same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
 
 def _dictionaries(module: Any) -> Iterator[dict[Any, Any]]:
     """A module's dictionaries: its parts, its hooks, and its other attributes that are
-    dictionaries. Of those for tensors only empty ones, because the others' tensors are compared by
-    their marks."""
+    dictionaries. Dictionaries of tensors are among them only if empty, because the tensors in the
+    others are compared by their marks."""
     for name, value in module.__dict__.items():
         if isinstance(value, dict) and (name not in TENSORS or not value) and (value or name in LOOKED_AT):
             yield value

@@ -42,15 +42,15 @@ KEEPING = (FusedConvNormAct2d, FusedUpsampleConv2d)  # these keep values made of
 
 
 def refold(fused: nn.Module) -> None:
-    """Have values made of the parameters made anew, because writes to inference parameters are not
+    """Make a fused module derive its weights anew, because writes to inference parameters are not
     counted."""
     if isinstance(fused, KEEPING):
         fused.refold()
 
 
 def forget(fused: nn.Module) -> None:
-    """Drop values made of the parameters, because `.to()` is called to free memory, and a fused
-    module that is no child does not hear of it."""
+    """Make a fused module drop its derived weights, because `.to()` is called to free memory, and a
+    fused module is no child and so does not hear of it."""
     if isinstance(fused, KEEPING):
         fused.forget()
 

@@ -52,7 +52,7 @@ class FusedTransformerEncoderLayer(nn.TransformerEncoderLayer):
     def __init__(
         self, d_model: int, nhead: int, *arguments: Any, policy: KernelPolicy = STANDARD, **options: Any
     ) -> None:
-        """Arguments, options and defaults are torch's: dim_feedforward, dropout, activation,
+        """All arguments, options and defaults are torch's: dim_feedforward, dropout, activation,
         layer_norm_eps, batch_first, norm_first, bias, device, dtype."""
         super().__init__(d_model, nhead, *arguments, **options)
         self.policy = policy

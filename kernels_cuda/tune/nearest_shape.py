@@ -1,4 +1,4 @@
-"""Winners at other sizes: what was fastest there is tried first here.
+"""Winners at other sizes: the fastest candidate there is tried first here.
 
 A shape class is words and numbers. Two with the same words are the same op, types and policy at
 other sizes. The nearest is the one whose numbers differ by the least factors.

@@ -10,8 +10,8 @@ names, and tells what the device took for it when that is known, which may be ma
                    only add to a time, so the least counts
     a clear loser  1.5 times as slow as the best at its one time, or 1.15 times at the least of
                    several: no more turns
-    waits          a time in which the device waited for the host tells the host's speed. It does
-                   not count, unless there are no others. Calls that the host is too slow for are
+    waits          a time in which the device waited for the host tells the host's speed. Up to
+                   three of a candidate do not count. Calls that the host is too slow for are
                    captured and replayed without it, as one graph
     late ones      are passed over until they have begun (warm_up.py)
     dear ones      wait until the purse has the likely cost of a turn (time_budget.py)

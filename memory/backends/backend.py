@@ -91,7 +91,7 @@ class Copy:
     error: BaseException | None = None
     weights: Weights | None = None  # made on first request
     along: Along | None = None
-    # what the user made of these weights; dropped with this copy, and made again of the next
+    # user data made of these weights; dropped with this copy, and made again of the next
     made: Any = None
 
 
@@ -155,8 +155,8 @@ class Reached(threading.Event):
 
 
 class HostBackend:
-    """The device is plain memory, compute is whatever the caller does, and a thread makes the
-    copies."""
+    """Backend whose device is plain memory and whose compute is the caller's own. A thread makes
+    the copies."""
 
     is_writable = True
 
@@ -193,7 +193,7 @@ class HostBackend:
         self._copies.put(copy)
 
     def mark(self) -> Reached:
-        return Reached()  # compute is the caller's own: what was asked for is done
+        return Reached()  # compute is the caller's own, and done by now
 
     def wait(self, copy: Copy) -> Reached:
         assert copy.layer is not None

@@ -134,7 +134,7 @@ class CopyingBackend:
             self._closed = True
             self._device.synchronize()
             self._timeline.finish()
-            self._unchecked.clear()  # they hold rooms
+            self._unchecked.clear()  # because they hold rooms
             self._free()
 
     def expect(self, plan: Plan) -> None: ...

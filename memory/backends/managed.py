@@ -43,7 +43,7 @@ from ..runs import Run, runs_of
 from .backend import Convert, Copy, Weights
 from .copying import CopyingBackend, Mark
 
-PAGE = 2 << 20  # what the driver moves and maps at a time
+PAGE = 2 << 20  # the unit that the driver moves and maps
 READ_BYTES = 16 << 20
 READERS = 8
 GIB = 2**30
@@ -95,7 +95,7 @@ def pages(nbytes: int) -> int:
 class ManagedBackend(CopyingBackend):
     """Backend in which every layer has its own address for ever."""
 
-    is_writable = False  # what is written to a layer would stay in it for ever
+    is_writable = False  # a write to a layer would stay in it for ever
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class ManagedBackend(CopyingBackend):
         self._room = memory.on_device(self._address, self._begins[-1])
         self._weights: dict[int, Weights] = {}  # a layer's address never changes
         self._filled: set[int] = set()
-        self._claims: dict[int, Claim] = {}  # of the layers that are on the device
+        self._claims: dict[int, Claim] = {}  # layers that are on the device
         self._readers = ThreadPoolExecutor(min(READERS, os.cpu_count() or 1), "fusestream-reader")
         self._thread.start()
 

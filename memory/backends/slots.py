@@ -39,7 +39,7 @@ class SlotsBackend(CopyingBackend):
         super().__init__(device, ledger, convert)
         self._host = host
         self._number = {id(layer): i for i, layer in enumerate(layers)}
-        self._layers = layers  # kept: their ids are the keys
+        self._layers = layers  # kept, because their ids are the keys
         self.overhead_bytes = self.room_bytes(staging_bytes(layers))
         self._staging = device.room(self.overhead_bytes)
         # By layer and room address. Kept because the pairs recur, a view costs the host some

@@ -193,8 +193,8 @@ def _original_shape(cursor: Cursor, name: str, shape: tuple[int, ...], values: M
 
 
 def _check_cover(cursor: Cursor, extents: list[Extent], data_begin: int, alignment: int) -> None:
-    """The tensors must lie one behind the other, with no more between them than the alignment asks
-    for."""
+    """Raise unless the tensors lie one behind the other, with no more between them than the
+    alignment asks for."""
     at, before = data_begin, "the header"
     for extent in extents:
         if extent.begin != _aligned(at, alignment):

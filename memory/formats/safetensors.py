@@ -121,8 +121,8 @@ def _is_count(value: object) -> bool:
 
 
 def _check_cover(path: Path, extents: list[Extent], data_begin: int, size: int) -> None:
-    """The tensors must lie back to back from the header to the end of the file, as the format
-    demands."""
+    """Raise unless the tensors lie back to back from the header to the end of the file, as the
+    format demands."""
     at, before = data_begin, "the header"
     for extent in extents:
         if extent.begin != at:

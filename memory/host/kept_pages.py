@@ -51,8 +51,8 @@ class KeptPages:
             self._returns = False
 
     def leave(self, key: Hashable, entry: Any, nbytes: int, ram: RamBudget, give_back: Callable[[Any], None]) -> None:
-        """Keep an entry under the pages that it has, or give it back at once if kept pages already
-        fill their share of the budget."""
+        """Keep an entry under the pages that it has. If kept pages would exceed their share of the
+        budget, give the entry back at once."""
         if self._ram is not ram:
             self.give_back()
         if not self._returns and ram.kept() + nbytes > SHARE * ram.total:
@@ -85,8 +85,8 @@ class KeptPages:
             return sum(each.nbytes for each in self._kept.values())
 
     def relent(self, nbytes: int) -> None:
-        """Give back entries until `nbytes` are free, the last one left first: of models that take
-        turns it is needed latest."""
+        """Give back entries until `nbytes` are free. The last one left goes first, because of
+        models that take turns it is needed latest."""
         while nbytes > 0:
             with self._lock:
                 if not self._kept:

@@ -139,7 +139,7 @@ class RamBudget:
 
 
 def measure_ram() -> Ram:
-    """RAM as the system reports it, and on Linux the container."""
+    """RAM as the system reports it; on Linux, within the container's limit."""
     if sys.platform == "win32":
         return _windows_ram()
     try:

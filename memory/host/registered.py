@@ -197,8 +197,8 @@ class Registrar:
 
     @contextlib.contextmanager
     def at_once(self, i: int) -> Iterator[Places | None]:
-        """Where layer i's bytes lie, if nothing is to be waited for or converted; the copies asked
-        for within the block read them. None: call `take`."""
+        """The places of layer i's bytes, if nothing is to be waited for or converted; the copies
+        asked for within the block read them. None: call `take`."""
         entry = self._entries[i]
         with self._changed:
             lies = entry.state == "here" and entry.places is not None and not self._closing

@@ -100,7 +100,7 @@ class RingSize:
     @classmethod
     def within(cls, budget: int, wanted: int | None = None) -> RingSize:
         """The largest ring of at most `budget` bytes, and of no more than the `wanted` ones that
-        could be under way."""
+        could be under way; but at least LEAST_BUFFERS of LEAST_BUFFER_BYTES."""
         most = min(budget, MOST_BUFFERS * BUFFER_BYTES, wanted if wanted is not None else budget)
         page = LEAST_BUFFER_BYTES
         buffer_bytes = max(page, min(BUFFER_BYTES, most // 8 // page * page))
