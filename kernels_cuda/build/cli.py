@@ -5,7 +5,7 @@
     python kernels_cuda/build --anew       compile everything, even if the archives there have it
                                            from these very sources
     python kernels_cuda/build --all        report every kernel
-    python kernels_cuda/build --check      compile nothing; exit 1 and say so if the archive is stale
+    python kernels_cuda/build --check      compile nothing; exit 1 and say so if an archive is stale
     python kernels_cuda/build --only norm_modulate --variant sm_75      compile these, do not pack
 
 Needs three wheels and nothing else: ninja, nvidia-cuda-nvrtc-cu12, nvidia-cuda-runtime-cu12.
