@@ -8,8 +8,7 @@ from .cuda import NoDriver, driver
 
 
 def other_maker(device: torch.device) -> str | None:
-    """The maker of a device that is not NVIDIA's, in words; None: it is NVIDIA's. The driver is not
-    asked."""
+    """Words for a device that is no NVIDIA card; None for one that is. The driver is not asked."""
     if device.type != "cuda":
         return f"{device} is no NVIDIA card"
     return f"{device} is an AMD card" if torch.version.hip else None
