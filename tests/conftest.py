@@ -78,11 +78,10 @@ def group(path: PurePath) -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    tests = [(item.path.relative_to(ROOT / "tests").as_posix(), item.name) for item in items]
-    left_out = {items[place] for place in depth.left_out(tests)} if len(items) > 1 else set()
-    if left_out:
-        config.hook.pytest_deselected(items=list(left_out))
-        items[:] = [item for item in items if item not in left_out]
+    deep = set(depth.left_out(items)) if len(items) > 1 else set()
+    if deep:
+        config.hook.pytest_deselected(items=list(deep))
+        items[:] = [item for item in items if item not in deep]
     items.sort(key=lambda item: FIRST.index(name) if (name := group(item.path)) in FIRST else len(FIRST))
 
 

@@ -55,6 +55,7 @@ def put_down(front: FrontEnd, task: Blueprint) -> list[list[Any]]:
     return shown
 
 
+@pytest.mark.deep
 def test_each_is_found_and_whole_and_one_runs(front: FrontEnd) -> None:
     for task in reversed(BLUEPRINTS if is_thorough() else (BLUEPRINTS[0], BLUEPRINTS[-1])):
         shown = put_down(front, task)

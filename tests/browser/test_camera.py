@@ -58,6 +58,7 @@ def opened(front: FrontEnd) -> Locator:
     return front.page.locator(".fusestream-camera")
 
 
+@pytest.mark.deep
 def test_a_run_asks_for_the_camera_and_ends_with_it(front: FrontEnd) -> None:
     camera = opened(front)
     expect(camera.locator("video")).to_be_hidden()
@@ -87,6 +88,7 @@ def test_a_run_asks_for_the_camera_and_ends_with_it(front: FrontEnd) -> None:
     assert video["filename"].startswith("live")
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("settings", [{}])
 def test_a_camera_that_is_refused_is_said_on_the_node(front: FrontEnd) -> None:
     camera = opened(front)

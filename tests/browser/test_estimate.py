@@ -152,6 +152,7 @@ def test_what_a_run_took_is_told_next(front: FrontEnd, drawn_by: type[Elements])
     expect(estimate).to_contain_text("by a run here at another size")
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("width", [1440, 1920] if is_thorough() else [1440])
 def test_it_covers_nothing_and_can_be_read(front: FrontEnd, drawn_by: type[Canvas | Elements], width: int) -> None:
     front.page.set_viewport_size({"width": width, "height": 900})
@@ -178,6 +179,7 @@ def test_it_covers_nothing_and_can_be_read(front: FrontEnd, drawn_by: type[Canva
         front.page.unroute(ROUTE)
 
 
+@pytest.mark.deep
 def test_every_example_has_room_for_it(front: FrontEnd) -> None:
     told(front, STREAMS)
     for example in EXAMPLES:

@@ -28,6 +28,7 @@ def settings(drawn_by: type[Canvas | Elements]) -> dict[str, Any]:
     return drawn_by.SETTINGS
 
 
+@pytest.mark.deep
 def test_an_int8_file_is_computed_as_it_is_stored_and_that_is_said(
     front: FrontEnd, drawn_by: type[Canvas | Elements]
 ) -> None:

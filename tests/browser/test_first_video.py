@@ -54,6 +54,7 @@ def unpack(target: Path) -> None:
             shutil.copy(ROOT / name, target / name)
 
 
+@pytest.mark.deep
 def test_from_the_readme_to_the_first_video(front: FrontEnd, server: Server) -> None:
     assert len(FILES) == 3
     there = {path.name for folder in MODEL_FOLDERS for path in (server.base / "models" / folder).glob("*.safetensors")}

@@ -55,6 +55,7 @@ def settings(language: str) -> dict[str, Any]:
     return {"Comfy.Locale": language}
 
 
+@pytest.mark.deep
 def test_nodes_and_their_meter_speak_the_users_language(front: FrontEnd, language: str) -> None:
     translated = json.loads((ROOT / "locales" / language / "nodeDefs.json").read_text(encoding="utf-8"))
     for type_, node in translated.items():
@@ -71,6 +72,7 @@ def test_nodes_and_their_meter_speak_the_users_language(front: FrontEnd, languag
     assert meter.evaluate(CLIPPED) == []
 
 
+@pytest.mark.deep("zh", "ja")
 def test_notes_of_examples_are_in_the_users_language(front: FrontEnd, language: str) -> None:
     """With nodes of either kind; but for one that the user has changed. Elements that longer labels make wider do not overlap."""
     said = json.loads((ROOT / "nodes" / "web" / "notes" / f"{language}.json").read_text(encoding="utf-8"))

@@ -158,6 +158,7 @@ def settings() -> dict[str, Any]:
     return {"Comfy.VueNodes.Enabled": False, "Comfy.Minimap.Visible": False}
 
 
+@pytest.mark.deep
 def test_every_look(front: FrontEnd) -> None:
     looks = Looks(front)
     nodes_that_ran(looks)

@@ -114,6 +114,7 @@ def test_real_figures_are_read_in_every_theme(front: FrontEnd) -> None:
     assert front.page.evaluate(SAY, "waiting") == "10% waiting"
 
 
+@pytest.mark.deep
 def test_it_covers_no_other_node(front: FrontEnd) -> None:
     # With room below all of them; and close together, where the first has room above it and the middle one nowhere.
     for gap, where in ((90, "below below below"), (2, "above within below")):
@@ -130,6 +131,7 @@ def test_it_covers_no_other_node(front: FrontEnd) -> None:
         expect(front.page.locator("[data-fusestream-meter]")).to_have_count(0)  # silence
 
 
+@pytest.mark.deep
 def test_in_a_subgraph_it_is_where_its_node_is(front: FrontEnd) -> None:
     ids = front.page.evaluate(SUBGRAPH)
     assert ids["inner"] != ids["node"]  # and the same as the other's, before front end 1.58
@@ -153,6 +155,7 @@ def test_in_a_subgraph_it_is_where_its_node_is(front: FrontEnd) -> None:
     assert drawn_at(ids["node"])
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("settings", [{}])
 def test_the_meter_can_be_switched_off(front: FrontEnd) -> None:
     (node, *_) = front.page.evaluate(STACK, [LOADER, 120, "default"])

@@ -57,12 +57,14 @@ def test_every_node_has_a_help_page(ours: dict[str, dict[str, Any]]) -> None:
     assert sorted(ours) == NODES
 
 
+@pytest.mark.deep
 def test_help_page_opens_from_the_node(front: FrontEnd) -> None:
     for node in NODES:
         front.page.evaluate(ALONE, node)
         assert_help(front, (DOCS / f"{node}.md").read_text(encoding="utf-8"), "Node Info")
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("language", ["ja", "zh"], indirect=True)
 def test_help_page_speaks_the_users_language(front: FrontEnd, language: str) -> None:
     button, _, width = LANGUAGES[language]
@@ -96,6 +98,7 @@ def assert_help(front: FrontEnd, source: str, button: str) -> None:
     assert help_.inner_text().count("*") == in_code, "marks of emphasis that emphasise nothing"
 
 
+@pytest.mark.deep
 def test_search_finds_every_node_by_name_and_alias(front: FrontEnd, ours: dict[str, dict[str, Any]]) -> None:
     before = len(front.nodes())
     search = front.open_search(EMPTY_SPOT)
@@ -112,6 +115,7 @@ def test_search_finds_every_node_by_name_and_alias(front: FrontEnd, ours: dict[s
     assert [new["type"] for new in front.nodes()[before:]] == [node["name"]]
 
 
+@pytest.mark.deep
 def test_every_input_and_output_has_a_tooltip(front: FrontEnd, ours: dict[str, dict[str, Any]]) -> None:
     for name in ours:
         loaded = front.page.evaluate(NODE_DATA, name)

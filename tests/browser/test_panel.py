@@ -82,6 +82,7 @@ def item(panel: Locator, name: str) -> Locator:
     return panel.get_by_role("list").first.get_by_role("listitem").filter(has_text=name)
 
 
+@pytest.mark.deep("light")
 def test_models_are_seen_and_let_go_of(front: FrontEnd, settings: dict[str, Any]) -> None:
     front.page.set_viewport_size({"width": 1440 if settings["Comfy.ColorPalette"] == "dark" else 1920, "height": 900})
     load(front)
@@ -166,6 +167,7 @@ def test_a_button_outlasts_what_is_shown_anew(front: FrontEnd) -> None:
     front.problems.clear()  # the browser notes the 404
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("settings", [{}])
 def test_a_closed_panel_asks_for_nothing(front: FrontEnd) -> None:
     close_panel(front)  # which the test before may have left open
@@ -210,6 +212,7 @@ def test_a_model_that_is_gone_and_a_server_that_does_not_answer_are_said(front: 
     front.problems.clear()  # the browser notes each
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("settings", [{"Comfy.Locale": language} for language in ("ja", "zh")])
 def test_it_speaks_the_users_language(front: FrontEnd, settings: dict[str, Any]) -> None:
     main = ROOT / "locales" / settings["Comfy.Locale"] / "main.json"
@@ -223,6 +226,7 @@ def test_it_speaks_the_users_language(front: FrontEnd, settings: dict[str, Any])
     assert panel.evaluate(CLIPPED) == []
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("settings", [{"FuseStream.Defaults.Quality": "Fastest", "FuseStream.Defaults.Kernels": "on"}])
 def test_new_loaders_begin_as_the_settings_say(front: FrontEnd) -> None:
     for name in ("DiffusionModel", "TextEncoder", "VAE"):

@@ -80,6 +80,7 @@ def seen(front: FrontEnd) -> set[str]:
     return found
 
 
+@pytest.mark.deep("canvas*", "elements-SamplerCustomAdvanced")
 @pytest.mark.parametrize("sampler", ["KSampler", "SamplerCustomAdvanced"])
 def test_every_frame_is_seen_at_the_sampler(front: FrontEnd, sampler: str) -> None:
     node = front.page.evaluate(ALONE, sampler)
@@ -95,6 +96,7 @@ def test_every_frame_is_seen_at_the_sampler(front: FrontEnd, sampler: str) -> No
     assert front.page.evaluate(IN_AN_ELEMENT, node) == 0
 
 
+@pytest.mark.deep
 def test_in_a_subgraph_it_moves_where_its_node_is(front: FrontEnd) -> None:
     front.page.evaluate(ALONE, "KSampler")
     outer, inner = front.page.evaluate(INTO_A_SUBGRAPH)

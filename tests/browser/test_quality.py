@@ -86,6 +86,7 @@ def test_workflows_from_before_go_on_as_they_were(front: FrontEnd) -> None:
     assert [one["precision"] for one in found] == ["turbo", "turbo"]
 
 
+@pytest.mark.deep
 def test_templates_of_the_last_release_ask_for_what_they_asked_for(front: FrontEnd) -> None:
     """The page of today makes a prompt of each file with its values of then. Where it had no quality, that is by precision."""
     for path in sorted(OLD.glob("*.json")):

@@ -11,6 +11,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from PIL import Image
 from playwright.sync_api import expect
 
@@ -26,6 +27,7 @@ READABLE = 8 / 14
 SHOTS = ROOT / "output" / "templates"
 
 
+@pytest.mark.deep
 def test_every_template_has_its_picture(front: FrontEnd) -> None:
     dialog = front.browse_templates()
     for title in TITLES.values():
@@ -40,6 +42,7 @@ def test_every_template_has_its_picture(front: FrontEnd) -> None:
         expect(shown).to_have_js_property("naturalHeight", height)
 
 
+@pytest.mark.deep
 def test_every_template_opens_whole_and_readable(front: FrontEnd) -> None:
     faults = {}
     for name in NAMES if is_thorough() else NAMES[::2]:  # the other kind of nodes sees all of them
@@ -105,6 +108,7 @@ def test_no_template_lacks_its_picture_or_twin() -> None:
     assert names(WORKFLOWS / "api", ".json") == sorted(TITLES)
 
 
+@pytest.mark.deep
 def test_who_searches_for_the_pack_finds_them_the_first_one_first(front: FrontEnd) -> None:
     dialog = front.search_templates("fusestream")
     cards = dialog.get_by_test_id(re.compile("^template-workflow-FuseStream"))

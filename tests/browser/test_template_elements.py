@@ -72,6 +72,7 @@ def settings() -> dict[str, Any]:
     return {"Comfy.VueNodes.Enabled": True}
 
 
+@pytest.mark.deep
 def test_nothing_overlaps_and_every_note_can_be_read(front: FrontEnd) -> None:
     """Both themes on one page, which takes longer to open than all the workflows. One note is coloured as the others are."""
     faults = {}

@@ -113,6 +113,7 @@ def inside(front: FrontEnd, area: Locator) -> bool:
     )
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("settings", [{}])
 def test_the_doctor_looks_without_running_the_graph(front: FrontEnd, queued: list[str]) -> None:
     front.page.evaluate(DOCTOR)
@@ -125,6 +126,7 @@ def test_the_doctor_looks_without_running_the_graph(front: FrontEnd, queued: lis
     assert not queued
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("settings", [{"Comfy.VueNodes.Enabled": True}])
 def test_a_text_is_shown_again_with_its_workflow(front: FrontEnd, queued: list[str]) -> None:
     front.page.evaluate(DOCTOR)
@@ -137,6 +139,7 @@ def test_a_text_is_shown_again_with_its_workflow(front: FrontEnd, queued: list[s
     expect(text_on_node(front)).to_have_value(lines_of("FuseStream doctor", "What stands out"))
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("settings", [{"Comfy.Locale": "ja"}])
 def test_the_menu_has_a_doctor_in_the_users_language(front: FrontEnd) -> None:
     said = json.loads((ROOT / "locales" / "ja" / "main.json").read_text(encoding="utf-8"))
@@ -144,6 +147,7 @@ def test_the_menu_has_a_doctor_in_the_users_language(front: FrontEnd) -> None:
     expect(front.page.get_by_role("dialog").get_by_role("button", name=said["fuseStream"]["copy"])).to_be_visible()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("settings", [{}])
 def test_the_menu_has_a_doctor_that_runs_no_graph(front: FrontEnd, queued: list[str]) -> None:
     front.choose_in_menu("Examine this machine")
@@ -164,6 +168,7 @@ def test_the_menu_has_a_doctor_that_runs_no_graph(front: FrontEnd, queued: list[
     assert not queued
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("settings", [{}])
 def test_why_the_doctor_says_nothing_can_be_read(front: FrontEnd) -> None:
     show = "() => { app.extensionManager.command.execute('FuseStream.Doctor') }"

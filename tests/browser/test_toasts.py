@@ -51,6 +51,7 @@ def of_input(name: str, said: str, type_: str = "custom_validation_failed") -> d
     }
 
 
+@pytest.mark.deep("light")
 def test_an_error_says_its_sentence(front: FrontEnd) -> None:
     load(front, steps=1)
     loader = front.node(TITLE)
@@ -77,6 +78,7 @@ def test_an_error_says_its_sentence(front: FrontEnd) -> None:
     expect(toasts(front)).to_have_count(1)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("settings", [{}])
 def test_what_the_server_refuses_is_said(front: FrontEnd) -> None:
     load(front, steps=1)
@@ -100,6 +102,7 @@ def test_what_the_server_refuses_is_said(front: FrontEnd) -> None:
     front.problems.clear()  # the browser notes each refusal
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("settings", [{}])
 def test_a_notice_stays_until_the_next_run_and_an_interrupt_says_nothing(front: FrontEnd) -> None:
     load(front, steps=500)

@@ -34,6 +34,7 @@ def says(front: FrontEnd) -> str:
     return text
 
 
+@pytest.mark.deep
 def test_toggles_change_what_the_reports_say_ran(front: FrontEnd, widgets: Canvas) -> None:
     front.run()
     expect(front.error).to_be_hidden()
@@ -44,6 +45,7 @@ def test_toggles_change_what_the_reports_say_ran(front: FrontEnd, widgets: Canva
     assert re.search(r"\| kernels off, auto\b.*\bnorm_modulate auto\b", says(front))
 
 
+@pytest.mark.deep
 def test_choices_that_cannot_be_met_say_what_to_do(front: FrontEnd, widgets: Canvas) -> None:
     """A kernel that is insisted on without a card; less VRAM than the weights can pass through."""
     widgets.choose(front.node(KERNELS), "kernels", "on")

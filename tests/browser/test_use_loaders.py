@@ -176,6 +176,7 @@ def test_all_of_a_node_stays_and_one_undo_takes_it_back(front: FrontEnd, scene: 
     assert loaders(front) == stock
 
 
+@pytest.mark.deep
 def test_what_cannot_be_swapped_stays_and_is_named(front: FrontEnd) -> None:
     front.page.evaluate(ADD)
     front.page.evaluate(
@@ -216,6 +217,7 @@ def test_what_cannot_be_swapped_stays_and_is_named(front: FrontEnd) -> None:
     assert said(front, "warn") == [f"{NAMES['Load CLIP']} stays: Load CLIP has no choice like its type, auto."]
 
 
+@pytest.mark.deep
 def test_all_three_links_of_a_checkpoint_stay(front: FrontEnd) -> None:
     front.page.evaluate(ADD)
     front.page.evaluate(
@@ -238,6 +240,7 @@ def test_all_three_links_of_a_checkpoint_stay(front: FrontEnd) -> None:
         assert front.nodes()[0]["type"] == now and front.page.evaluate(told) == before
 
 
+@pytest.mark.deep
 def test_gguf_loaders_too_and_whether_their_pack_is_installed_or_not(gguf: str, front: FrontEnd) -> None:
     def node(id_: int, type_: str, kind: str, values: list[str]) -> dict[str, Any]:
         slot = {"name": kind, "type": kind, "links": None}
@@ -268,6 +271,7 @@ def test_gguf_loaders_too_and_whether_their_pack_is_installed_or_not(gguf: str, 
             assert front.page.evaluate(types) == [MODEL, "CLIPLoader"]
 
 
+@pytest.mark.deep
 def test_what_would_be_covered_makes_room(front: FrontEnd) -> None:
     front.page.evaluate(ADD)
     front.page.evaluate(
@@ -301,6 +305,7 @@ def test_what_would_be_covered_makes_room(front: FrontEnd) -> None:
     assert models[1] == -70 and models[1] + models[3] < size[1] and size[3] == 160
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("settings", [{}])
 def test_the_app_mode_and_the_open_subgraph_stay(front: FrontEnd, scene: None) -> None:
     inputs = front.page.evaluate(
@@ -322,6 +327,7 @@ def test_the_app_mode_and_the_open_subgraph_stay(front: FrontEnd, scene: None) -
     assert front.page.evaluate("app.rootGraph.extra.linearData.inputs") == renamed
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "settings", [{"Comfy.Locale": one} for one in (("en", "ja", "zh") if is_thorough() else ("ja",))]
 )

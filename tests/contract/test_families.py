@@ -113,6 +113,7 @@ def test_patches_come_and_go(shelf: Shelf, kind: str) -> None:
     assert same(latents(model, scene), plain) and same(latents(with_patches, scene), changed)
 
 
+@pytest.mark.every_other
 @FEW
 @pytest.mark.parametrize("storage", [f"int8 {kind}" for kind in ("rows", "convrot")])
 def test_int8_files_are_exact_and_under_turbo_no_worse_than_stocks(shelf: Shelf, kind: str, storage: str) -> None:
@@ -145,6 +146,7 @@ def test_a_file_of_no_family_is_of_none(shelf: Shelf, kind: str) -> None:
     assert (None if found is None else found.name) == ("Wan" if kind.startswith("wan") else None)
 
 
+@pytest.mark.every_other
 @EACH
 def test_each_op_can_be_switched_off(shelf: Shelf, kind: str) -> None:
     path, scene = shelf.files(kind, "fp16").ours, shelf.scene(kind)
@@ -189,6 +191,7 @@ def test_two_clones_keep_their_own_policies(shelf: Shelf, kind: str) -> None:
     assert same(latents(model, scene), first) and same(latents(off, scene), second)
 
 
+@pytest.mark.every_other
 @EACH
 def test_no_kernel_refuses_what_the_blocks_hand_it(
     shelf: Shelf, kind: str, refused_by_kernels: list[tuple[str, str]]

@@ -69,6 +69,7 @@ def test_one_of_everything_and_nothing(name: str, contract: Contract) -> None:
         check(sample)
 
 
+@pytest.mark.every_other
 @EACH
 def test_fakes_make_what_comes_and_every_run_the_same_bits(name: str, contract: Contract) -> None:
     for sample in samples(name, contract, examples(20)):
@@ -85,6 +86,7 @@ def test_fakes_make_what_comes_and_every_run_the_same_bits(name: str, contract: 
 VALUES = (torch.nan, torch.inf, -torch.inf, 65504.0, -65504.0, 60000.0)
 
 
+@pytest.mark.every_other
 @EACH
 def test_special_values_come_through(name: str, contract: Contract) -> None:
     for operand in contract.special:
@@ -138,6 +140,7 @@ def for_torchs_checks(sample: Sample) -> bool:
     return all(t.dtype.itemsize > 1 and t.isfinite().all() for t in floats)
 
 
+@pytest.mark.every_other
 @EACH
 def test_torch_finds_schema_and_fake_sound(name: str, contract: Contract) -> None:
     """What its other checks ask is how ops are registered, which is the same for all, and asked of one."""

@@ -68,6 +68,7 @@ def call(net: Any, way: str, given: torch.Tensor, **options: Any) -> torch.Tenso
 # ---------------------------------------------------------------------------------------------------------- as stock's
 
 
+@pytest.mark.every_other
 @POLICIES
 @WAYS
 @EACH
@@ -88,6 +89,7 @@ def test_pixels_that_are_no_whole_latents(files: Files, name: str) -> None:
             close(call(kind.fused(stock), "encode", x, **options), call(stock, "encode", x))
 
 
+@pytest.mark.every_other
 @WAYS
 @SOME
 def test_a_batch_is_its_members(files: Files, kind: Kind, way: str) -> None:
@@ -95,6 +97,7 @@ def test_a_batch_is_its_members(files: Files, kind: Kind, way: str) -> None:
     close(call(net, way, given), torch.cat([call(net, way, each) for each in given.split(1)]))
 
 
+@pytest.mark.every_other
 @WAYS
 @EACH
 def test_bands_make_what_the_whole_makes(files: Files, monkeypatch: pytest.MonkeyPatch, kind: Kind, way: str) -> None:
@@ -115,6 +118,7 @@ def test_bands_make_what_the_whole_makes(files: Files, monkeypatch: pytest.Monke
         assert looks == sorted(looks) and looks[0] < looks[-1], "the less there is, the more bands"
 
 
+@pytest.mark.every_other
 @WAYS
 @SOME
 def test_half_precision_is_as_near_as_stocks(files: Files, kind: Kind, way: str) -> None:
@@ -129,6 +133,7 @@ def test_half_precision_is_as_near_as_stocks(files: Files, kind: Kind, way: str)
         assert (got.float() - want).norm() <= 1.1 * theirs
 
 
+@pytest.mark.every_other
 @SOME
 def test_each_op_can_be_switched_off(files: Files, kind: Kind) -> None:
     half, given = copy.deepcopy(files.net(kind.name)).half(), kind.given("decode", 4, 3).half()
@@ -180,6 +185,7 @@ def test_the_two_policies_of_one_file_do_not_meet(files: Files, monkeypatch: pyt
 # ------------------------------------------------------------------------------------------------------------- memory
 
 
+@pytest.mark.every_other
 @WAYS
 @SOME
 def test_nothing_is_left_behind(files: Files, kind: Kind, way: str) -> None:
@@ -200,6 +206,7 @@ def test_a_dropped_one_goes_without_a_garbage_collection(files: Files, kind: Kin
         assert gone() is None
 
 
+@pytest.mark.deep
 @WAYS
 @SOME
 def test_an_interrupt_on_the_way_frees_all(files: Files, monkeypatch: pytest.MonkeyPatch, kind: Kind, way: str) -> None:
@@ -223,6 +230,7 @@ BETWEEN_PIECES = {("flux_vae", 3072, "encode"): 160 << 20}
 ONE_PIECE = {("flux_vae", 1024), ("wan_vae", 720), ("wan22_vae", 704)}
 
 
+@pytest.mark.deep("flux_vae-3072*", "taesd*")
 @WAYS
 @pytest.mark.parametrize(("name", "height", "width"), REAL)
 def test_what_was_foretold_is_kept_and_is_within_3_gib(
@@ -281,6 +289,7 @@ def loaded(files: Files, kind: Kind, policy: KernelPolicy) -> Iterator[tuple[Any
         yield fusion.load_vae(path, policy), files.stocks(kind.name)
 
 
+@pytest.mark.deep("wan*")
 @SOME
 def test_the_nodes_get_what_stock_gives(files: Files, kind: Kind) -> None:
     """VAE Decode and Encode, tiled or not: a batch, an odd size, an alpha channel, a video."""

@@ -33,6 +33,7 @@ def small_model(files: list[Path]) -> Iterator[None]:
         copy.unlink()
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("small_model")
 @pytest.mark.parametrize(
     ("prompt", "seed", "expected"),

@@ -201,6 +201,7 @@ def test_an_image_for_a_model_of_text_is_told_to_the_page(
 # ------------------------------------------------------------------------------------------------- a file that changed
 
 
+@pytest.mark.deep("FuseStreamTextEncoderLoader", "FuseStreamVAELoader")
 @pytest.mark.parametrize("loader", tiny.LOADERS)
 def test_a_touched_file_is_loaded_again_and_an_untouched_one_is_not(
     client: Client, workflow: Workflow, files: list[Path], loader: str

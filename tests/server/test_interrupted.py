@@ -157,6 +157,7 @@ def test_after_an_interrupt_everything_is_as_it_was(
     assert {"KSampler", "VAEDecode"} <= set(where)
 
 
+@pytest.mark.deep
 def test_memory_freed_in_the_middle_changes_nothing(
     server: Server, client: Client, files: list[Path], workflow: Workflow, growth: Growth
 ) -> None:

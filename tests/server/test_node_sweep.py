@@ -101,6 +101,7 @@ def test_what_is_not_tried_has_a_reason(nodes: dict[str, Any], second: str, shor
     assert len(nodes) >= 90 and lacking <= sweep.NOT_TRIED.keys() <= nodes.keys()
 
 
+@pytest.mark.deep
 def test_a_node_does_to_a_streamed_model_what_it_does_to_stocks(
     client: Client, nodes: dict[str, Any], second: str, short: Workflow
 ) -> None:

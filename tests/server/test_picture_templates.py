@@ -87,6 +87,7 @@ def picture(server: Server, workflow: Workflow) -> tuple[Run, np.ndarray]:
         return run, np.asarray(image.convert("RGB")).astype(int)
 
 
+@pytest.mark.deep("flux2_klein_4B*", "flux2_klein_edit*")
 @pytest.mark.parametrize("name", NAMES)
 def test_example_makes_the_picture_that_stocks_loaders_make(stocked: Server, name: str) -> None:
     workflow = twin(name)
@@ -101,6 +102,7 @@ def test_example_makes_the_picture_that_stocks_loaders_make(stocked: Server, nam
     assert np.abs(ours - stocks).max() <= 8
 
 
+@pytest.mark.deep("flux2_klein*")
 @pytest.mark.parametrize("name", NAMES)
 def test_every_part_of_the_graph_shows_in_the_picture(stocked: Server, name: str) -> None:
     """The words, and what is to be changed."""
@@ -130,6 +132,7 @@ def test_the_wrong_type_of_the_text_encoder_is_told_with_the_right_one(stocked: 
     assert (failed == "FuseStreamTextEncoderLoader") == (type_ == "auto")
 
 
+@pytest.mark.deep
 def test_a_caption_becomes_a_video(stocked: Server) -> None:
     """The text that is written is of the picture, and what is encoded is that text."""
     Image.linear_gradient("L").convert("RGB").resize((SIDE, SIDE)).save(stocked.base / "input" / "across.png")
@@ -151,6 +154,7 @@ def test_a_caption_becomes_a_video(stocked: Server) -> None:
     assert len(texts) == len(set(texts)) == len(set(videos))
 
 
+@pytest.mark.deep
 def test_the_live_example_makes_each_frame_of_its_clip(stocked: Server) -> None:
     """As stock's nodes make the first, before anything is blended in."""
     workflow = twin("live_video_sd_turbo")

@@ -47,6 +47,7 @@ def previews(client: Client, workflow: Workflow, method: str) -> list[Any]:
     return found
 
 
+@pytest.mark.deep
 def test_it_is_all_latent_frames(client: Client, workflow: Workflow) -> None:
     found = previews(client, workflow, "latent2rgb")
     assert found and {(one.format, one.n_frames) for one in found} == {("WEBP", LATENT_FRAMES)}

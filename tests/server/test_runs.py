@@ -32,6 +32,7 @@ def test_makes_a_video_and_tells_the_progress(client: Client, workflow: Workflow
     assert np.abs(np.diff(video.astype(int), axis=0)).mean() > 1, "frames that differ"
 
 
+@pytest.mark.deep
 def test_loading_text_and_frames_move_their_nodes_bars(client: Client, workflow: Workflow) -> None:
     """Each to its end, and never back; the sampler's first pass in parts of its first step."""
     tiny.node_of(workflow, "FuseStreamDiffusionModelLoader")["inputs"]["vram_budget"] = 0.008
@@ -102,6 +103,7 @@ def test_an_interrupt_stops_the_run_and_the_next_one_works(client: Client, workf
     assert client.run(workflow).error is None
 
 
+@pytest.mark.deep
 def test_free_unloads_and_the_next_run_loads_again(client: Client, workflow: Workflow) -> None:
     client.run(workflow)
     assert client.post("/free", {"unload_models": True, "free_memory": True}) == 200

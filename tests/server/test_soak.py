@@ -16,6 +16,7 @@ TURNS = soak.ROUND if is_thorough() else soak.ROUND[: soak.FEW]
 ROUNDS = 5 if is_thorough() else 3
 
 
+@pytest.mark.deep
 def test_what_a_server_holds_is_flat(tmp_path: Path) -> None:
     soak.prepare(tmp_path)
     with Server(Path(sys.executable), Path(os.environ["COMFYUI_PATH"]), tmp_path) as server:

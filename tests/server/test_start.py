@@ -58,6 +58,7 @@ runpy.run_path(main, run_name="__main__")
 """
 
 
+@pytest.mark.deep
 def test_the_quick_start_of_ci_is_clean_and_touches_no_gpu(tmp_path: Path) -> None:
     """`--quick-test-for-ci` ends well even where a pack cannot be imported: its log is what tells."""
     prepare(tmp_path)

@@ -91,6 +91,7 @@ def test_an_interrupt_and_a_run_after_it(client: Client, streamed: Workflow) -> 
     assert torch.equal(made(client, streamed), wanted)
 
 
+@pytest.mark.deep
 def test_free_and_a_run_after_it(client: Client, streamed: Workflow) -> None:
     wanted = made(client, streamed)
     for seed in (31, 32, 11):

@@ -40,6 +40,18 @@ def twin(name: str) -> Workflow:
     return workflow
 
 
+@pytest.mark.deep(
+    "wan2.2_ti2v_5B",
+    "wan2.1_flf2v_14B",
+    "wan2.2_flf2v_14B_4_steps",
+    "wan2.2_i2v_14B_4_steps_gguf",
+    "wan2.1_i2v_14B",
+    "wan2.1_t2v_14B",
+    "wan2.2_i2v_14B_4_steps",
+    "wan2.2_t2v_14B",
+    "wan2.1_vace_1.3B",
+    "with_and_without",
+)
 @pytest.mark.parametrize("name", NAMES)
 def test_example_makes_its_video(stocked: Server, name: str) -> None:
     workflow = twin(name)

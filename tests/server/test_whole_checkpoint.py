@@ -62,6 +62,7 @@ def picture(client: Client, run: Run) -> Any:
     return np.asarray(Image.open(io.BytesIO(client.fetch(saved))).convert("RGB")).astype(int)
 
 
+@pytest.mark.deep
 def test_it_makes_what_stock_makes(client: Client) -> None:
     """To the last bit where kernels are off, streamed or not."""
     name = "sd15_whole_fp16.safetensors"

@@ -118,6 +118,7 @@ def named(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in rows}
 
 
+@pytest.mark.deep
 def test_all_that_a_cpu_can_tell_apart_is_measured(run: tuple[list[dict[str, Any]], list[list[str]]]) -> None:
     rows, kept = run
     names = [row["name"] for row in rows]
@@ -135,6 +136,7 @@ def test_all_that_a_cpu_can_tell_apart_is_measured(run: tuple[list[dict[str, Any
         assert found[name]["frames alone dB"]["worst"] in (None, pytest.approx(140, abs=30)), "the VAE is the same"
 
 
+@pytest.mark.deep
 def test_fewer_bits_are_farther_from_fp32(run: tuple[list[dict[str, Any]], list[list[str]]]) -> None:
     found = named(run[0])
     assert not [name for name, row in found.items() if "error" in row and name != MISSING.name]
@@ -145,6 +147,7 @@ def test_fewer_bits_are_farther_from_fp32(run: tuple[list[dict[str, Any]], list[
         assert 1e-4 < found[f"{whose}, int8_convrot file"]["call"]["median"] < middle, whose
 
 
+@pytest.mark.deep
 def test_disturbed_weights_show(run: tuple[list[dict[str, Any]], list[list[str]]]) -> None:
     found = named(run[0])
     little, much = (found[name] for name in SHAKEN)
@@ -155,6 +158,7 @@ def test_disturbed_weights_show(run: tuple[list[dict[str, Any]], list[list[str]]
     assert little["text"]["worst"] == 0, "only the diffusion model is another one"
 
 
+@pytest.mark.deep
 def test_what_is_kept_is_json_and_leaves_the_rest(
     run: tuple[list[dict[str, Any]], list[list[str]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,6 +324,7 @@ def test_the_tables_tell_medians_worst_videos_and_what_failed() -> None:
     ]
 
 
+@pytest.mark.deep
 def test_the_pages_show_it_where_it_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "RESULTS", tmp_path)
     empty = "<!-- fidelity:begin -->\n<!-- fidelity:end -->\n"

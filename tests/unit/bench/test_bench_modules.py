@@ -24,6 +24,7 @@ PROMISES = {
 }
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("one_thread")
 def test_every_row_computes_what_torch_does(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -145,6 +145,7 @@ def test_what_stock_serves_in_its_place_is_no_figure_of_its_own(monkeypatch: pyt
     assert peer.told()["calls"] == 0 and peer.told()["refused"] == {reason: 2}
 
 
+@pytest.mark.deep
 def test_the_model_is_compiled_by_stocks_own_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     node: Any = importlib.import_module("comfy_extras.nodes_torch_compile").TorchCompileModel
     asked: list[str] = []

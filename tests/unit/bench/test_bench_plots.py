@@ -80,6 +80,7 @@ def test_a_plot_without_its_rows_is_not_drawn_and_says_what_measures_them(
     assert "(docs/images/bench-growth-nvidia-card.svg)" in pages.rendered("<!-- plot:begin -->\n<!-- plot:end -->\n")
 
 
+@pytest.mark.deep
 def test_plots_that_cannot_be_drawn_any_more_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folders = {name: tmp_path / name for name in ("results", "images")}
     for folder in folders.values():
@@ -101,6 +102,7 @@ def test_plots_that_cannot_be_drawn_any_more_go(tmp_path: Path, monkeypatch: pyt
     assert pages.stale() == [] and not list(folders["images"].iterdir())
 
 
+@pytest.mark.deep
 def test_every_group_has_a_table_with_its_misses() -> None:
     results = measured()
     found = groups.by_name(results)

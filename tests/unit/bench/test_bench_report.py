@@ -56,6 +56,7 @@ def test_the_tiers_stand_beside_their_rival_where_it_was_there() -> None:
     ]
 
 
+@pytest.mark.deep
 def test_what_a_block_costs_the_host_is_shown_where_it_was_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,6 +79,7 @@ def test_what_a_block_costs_the_host_is_shown_where_it_was_measured(
     assert "| stock's block | 2000 us |  |" in shown
 
 
+@pytest.mark.deep
 def test_the_card_that_most_was_measured_on_comes_first_and_of_others_only_what_they_have(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

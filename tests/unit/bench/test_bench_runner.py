@@ -42,6 +42,7 @@ def test_rows_are_chosen_by_group_name_and_promise() -> None:
     assert sized.name == "14B 64x96x17, Q8_0" and not sized.is_promised and sized.group == "own size"
 
 
+@pytest.mark.deep
 def test_rows_of_other_sources_are_stale_and_can_be_measured_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -208,6 +209,7 @@ def some_rows() -> list[Row]:
     return [row for row in rows.all_rows() if row.group == "table"][:5]
 
 
+@pytest.mark.deep
 def test_rows_that_do_not_fit_are_left_and_none_is_begun_that_must_be_killed(tmp_path: Path, clock: Clock) -> None:
     """A row takes as long as when it was measured before; of others a minute a side is expected."""
     some = some_rows()
@@ -318,6 +320,7 @@ def test_a_disk_is_told_from_memory(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------------- in earnest
 
 
+@pytest.mark.deep
 def test_every_group_runs_on_the_cpu(tmp_path: Path) -> None:
     """Stock and ours on tiny checkpoints, one process for each side, with the results of both compared."""
     into = tmp_path / "results.json"

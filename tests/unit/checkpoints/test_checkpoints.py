@@ -29,6 +29,8 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+@pytest.mark.deep("umt5-fp8*", "sd15_wide*")
+@pytest.mark.every_other
 @pytest.mark.parametrize(("kind", "storage"), FILES)
 def test_same_bytes_twice_and_readable(tmp_path: Path, kind: str, storage: str) -> None:
     path = checkpoints.write(kind, tmp_path / "one", storage)
@@ -40,6 +42,7 @@ def test_same_bytes_twice_and_readable(tmp_path: Path, kind: str, storage: str) 
         assert set(file.metadata() or {}) <= {"config", "_quantization_metadata"}
 
 
+@pytest.mark.deep
 def test_same_bytes_in_another_process(tmp_path: Path) -> None:
     chosen = [("umt5", "fp8_scaled"), ("wan_t2v", "fp8_metadata"), ("lora_kohya", "fp16")]
     code = "import sys, checkpoints; [checkpoints.write(a, sys.argv[1], b) for a, b in " + repr(chosen) + "]"

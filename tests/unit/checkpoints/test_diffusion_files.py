@@ -111,6 +111,8 @@ def load(folder: Path, kind: str, storage: str) -> Any:
     return comfy.sd.load_diffusion_model(str(checkpoints.write(kind, folder, storage)))
 
 
+@pytest.mark.deep("flux1-fp16", "sd3-fp16", "chroma-fp16", "wan_causal*")
+@pytest.mark.every_other
 @pytest.mark.usefixtures("as_comfyui_runs", "small_ones_too")
 @pytest.mark.parametrize(("kind", "storage"), CASES)
 def test_loads_whole_and_samples(
@@ -140,6 +142,7 @@ def test_hears_the_prompt(exact: Exact, kind: str) -> None:
         assert distance(one, other) > 0.05
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("small_ones_too")
 @pytest.mark.parametrize("kind", [*wan.SIZES, *family_scenes.KINDS[:: 1 if is_thorough() else 4]])
 @torch.inference_mode(False)
@@ -200,6 +203,7 @@ def rms_rope_split_half(
     return one(q, gains[0]), one(k, gains[1])
 
 
+@pytest.mark.every_other
 @pytest.mark.usefixtures("as_comfyui_runs")
 @pytest.mark.parametrize("kind", [*family_scenes.KINDS, *vaes.KL_VAES])
 def test_narrow_is_for_those_that_need_it(families_folder: Path, kind: str) -> None:

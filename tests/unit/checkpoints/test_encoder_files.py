@@ -75,6 +75,7 @@ def encode(clip: Any, prompt: Any) -> Any:
     return clip.encode_from_tokens(prompt, return_pooled=True)
 
 
+@pytest.mark.deep("qwen3", "t5xxl")
 @pytest.mark.parametrize("name", ENCODERS)
 def test_encoder_loads_whole_and_reads(families_folder: Path, caplog: pytest.LogCaptureFixture, name: str) -> None:
     files, _, _, model, prompts, width, pooled_width = ENCODERS[name]
@@ -145,6 +146,7 @@ def test_umt5_depends_on_every_word_and_its_place(umt5: Any) -> None:
         assert (moved > 0.02).all()  # attention carries the change to every token
 
 
+@pytest.mark.deep
 def test_every_block_and_every_role_of_umt5_matters(umt5: Any) -> None:
     net = umt5.cond_stage_model.umt5xxl.transformer
     tokens = [token for token in token_ids(umt5, FOX) if token]
@@ -193,6 +195,7 @@ def load_tower(path: Path) -> Any:
     return model
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize("storage", SIGHT_TOLERANCE)
 @pytest.mark.parametrize("kind", SIGHTS)
 def test_picture_tower_loads_whole_and_sees(
@@ -207,6 +210,7 @@ def test_picture_tower_loads_whole_and_sees(
         assert distance(seen[name], exact[name]) <= SIGHT_TOLERANCE[storage], name
 
 
+@pytest.mark.deep
 def test_every_weight_of_the_picture_tower_matters(families_folder: Path, pictures: torch.Tensor, exact: Any) -> None:
     model = load_tower(checkpoints.write("clip_vision", families_folder, "fp32"))
     for name, parameter in model.model.named_parameters():

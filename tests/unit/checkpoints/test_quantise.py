@@ -417,6 +417,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems count in other units")
 def test_a_large_file_takes_little_memory(tmp_path: Path) -> None:
     """256 MiB of zeros that take no room on the disk."""
@@ -612,6 +613,7 @@ def command(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, capture_output=True, text=True, check=False, cwd="/")
 
 
+@pytest.mark.deep
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, out = plain_file(tmp_path), tmp_path / "y.gguf"
     done = command(source, out, "--to", "q8_0")

@@ -96,6 +96,7 @@ def test_the_text_encoder_carries_the_toy_worlds_words() -> None:
     assert inside.get_piece_size() == ours.get_piece_size() and b"/" not in spiece.split(b"folding.tsv")[0][-40:]
 
 
+@pytest.mark.deep
 def test_latents_have_the_spread_that_stock_expects() -> None:
     form = comfy.latent_formats.Wan21()
     torch.testing.assert_close(form.latents_mean.flatten(), torch.tensor(vaes.LATENT_MEANS), rtol=1e-6, atol=0)
@@ -107,6 +108,7 @@ def test_latents_have_the_spread_that_stock_expects() -> None:
     assert z.mean().abs() < 0.3 and 0.8 < z.std() < 1.2, "of a few films"
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("whose", ["stock", "ours"])
 def test_the_vae_keeps_colours_shapes_and_ways(whose: str) -> None:
     vae = stocks_vae() if whose == "stock" else fusion.load_vae(str(VAE))
@@ -143,6 +145,7 @@ def test_a_video_shows_what_its_prompt_says() -> None:
     assert (made["ours"] - made["stock"]).square().mean() < 4 * 10**-3.5, "35 dB"
 
 
+@pytest.mark.deep
 def test_another_prompt_is_another_video() -> None:
     """The check can fail: a video judged by a scene that was not asked for."""
     scene, other = SCENES[0], SCENES[2]

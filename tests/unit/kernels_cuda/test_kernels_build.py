@@ -239,6 +239,7 @@ def small_house(tmp_path):
     return root
 
 
+@pytest.mark.deep
 @needs_compiler
 def test_the_whole_command(small_house, built, tmp_path):
     """As dev.py calls it: a plain script, from any folder. Its archive is current, and unpacks to the same code; and a second

@@ -117,6 +117,7 @@ def test_a_pipe_keeps_nobody_waiting(tmp_path):
     assert WinnersFile(path).get("a") == Winner("stock", {"stock": 1.0})
 
 
+@pytest.mark.deep
 def test_many_entries_take_a_moment(tmp_path):
     """Two hundred thousand are more than anybody measured: the file is not read, and what is new takes its place."""
     path = tmp_path / "w.json"

@@ -90,6 +90,7 @@ def test_the_example_of_the_page_runs_and_is_of_twenty_lines(monkeypatch: pytest
     assert told.getvalue() == "0: Conv2d, ReLU -> FusedConvNormAct2d\n" and type(network[0]) is torch.nn.Conv2d
 
 
+@pytest.mark.deep
 def test_the_wheel_holds_what_a_program_needs(tmp_path: Path) -> None:
     """Unpacked somewhere, its package alone on the path: the page's example, and nothing of ComfyUI."""
     made = wheel.build(tmp_path)
@@ -104,6 +105,7 @@ def test_the_wheel_holds_what_a_program_needs(tmp_path: Path) -> None:
     run(sys.executable, tmp_path, {"PYTHONPATH": str(tmp_path / "site")})
 
 
+@pytest.mark.deep
 def test_the_example_without_comfyui_runs(tmp_path: Path) -> None:
     example = ROOT / "docs" / "examples" / "without_comfyui.py"
     assert len(example.read_text(encoding="utf-8").splitlines()) <= 50

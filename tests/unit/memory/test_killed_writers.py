@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors import safe_open
 
@@ -53,6 +54,7 @@ def test_the_winners_file_survives_its_writers(tmp_path: Path) -> None:
     assert not LEDGER.messages
 
 
+@pytest.mark.deep
 def test_a_weight_file_is_whole_or_not_there(tmp_path: Path) -> None:
     path, chance = tmp_path / "model.safetensors", random.Random(SEED)
     for turn in range(KILLS["model"]):

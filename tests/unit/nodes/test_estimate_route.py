@@ -75,6 +75,7 @@ def nodes_are_known() -> Iterator[None]:
         yield
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize("name", [example.name for example in EXAMPLES])
 def test_every_example_gets_an_estimate_or_a_reason(name: str, small_ones_too: None) -> None:
     prompt = api(name)

@@ -72,6 +72,7 @@ def test_the_example_draws_in_ink():
     assert (want - wanted).abs().mean() < 0.6 * (x - wanted).abs().mean()
 
 
+@pytest.mark.deep
 def test_the_training_learns_and_leaves_a_file(tmp_path):
     torch.manual_seed(2)
     x = training.pictures(training.Random(2))

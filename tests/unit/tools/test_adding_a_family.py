@@ -91,6 +91,7 @@ def test_the_switches_are_of_the_families_there_are() -> None:
 # ---------------------------------------------------------------------------------------------------------- the page
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(not PAGE.exists() or (ROOT / FOLDER).exists(), reason="it has been typed here")
 def test_who_types_the_page_has_a_family(tmp_path: Path) -> None:
     tree = tmp_path / "pack"

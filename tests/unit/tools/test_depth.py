@@ -1,36 +1,39 @@
-"""What is left to `--thorough` is there, and is named as it is."""
+"""Marks leave tests to `--thorough`, and `--thorough` leaves nothing out."""
 
 from __future__ import annotations
 
+pytest_plugins = ["pytester"]
+TESTS = """
 import pytest
 
 from bed import depth
-from bed.paths import ROOT
+
+def test_plain(): pass
+
+@pytest.mark.deep
+def test_long(): pass
+
+@pytest.mark.deep("b*", "exact")
+@pytest.mark.parametrize("kind", ["a", "b", "b-c", "exact", "exactly"])
+def test_kinds(kind): pass
+
+@pytest.mark.deep("a")
+@pytest.mark.every_other
+@pytest.mark.parametrize("kind", "abcd")
+def test_many(kind): pass
+"""
 
 
-def test_what_is_left_out_is_there() -> None:
-    for found in (depth.LONG, depth.HALVED):
-        for file, names in found.items():
-            text = (ROOT / "tests" / file).read_text(encoding="utf-8")
-            for name in names:
-                assert f"def {name.partition('[')[0]}(" in text, f"{file} has no {name}"
-
-
-def test_thorough_leaves_nothing_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    graphed, qwen3, wan = (
-        "unit/fusion/graphs/test_graphs_writing.py",
-        "unit/fusion/stream/test_qwen3_streamed.py",
-        "unit/checkpoints/test_diffusion_files.py",
-    )
-    tests = [
-        (graphed, "test_another_prompt"),
-        (graphed, "test_many_texts"),
-        (qwen3, "test_loras[fast-fp16]"),
-        (qwen3, "test_loras[precise-fp16]"),
-        *((wan, f"test_loads_whole_and_samples[{kind}]") for kind in "abcd"),
-        ("unit/test_other.py", "test_loads_whole_and_samples[a]"),
-    ]
+def test_marks_leave_tests_to_thorough(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytester.makeini("[pytest]\nmarkers =\n    deep\n    every_other")
+    items = pytester.getitems(TESTS)
     monkeypatch.delenv(depth.SWITCH, raising=False)
-    assert depth.left_out(tests) == {1, 2, 5, 7}
+    left = {item.name for item in depth.left_out(items)}
+    assert left == {
+        "test_long",
+        *(f"test_kinds[{kind}]" for kind in ("b", "b-c", "exact")),
+        "test_many[a]",
+        "test_many[c]",
+    }
     monkeypatch.setenv(depth.SWITCH, "1")
-    assert depth.left_out(tests) == set()
+    assert not depth.left_out(items)

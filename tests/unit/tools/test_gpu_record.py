@@ -40,6 +40,7 @@ def report(file: str, when: str = "call", outcome: str = "passed", **found: Any)
     return SimpleNamespace(nodeid=f"{file}::test", when=when, outcome=outcome, user_properties=list(found.items()))
 
 
+@pytest.mark.deep
 def test_figures_reach_the_record_from_a_process_of_their_own(runner: Any, record: Path) -> None:
     apart = runner.Outcomes()
     for one in (report(SOAK, "setup", **FIGURES), report(SOAK, **FIGURES), report(OTHER)):
@@ -79,6 +80,7 @@ def test_a_file_is_recorded_when_all_of_it_has_run(
     assert sum(count["passed"] for count in outcomes.files.values()) == 3
 
 
+@pytest.mark.deep
 def test_the_sanitizers_are_recorded_by_file(runner: Any, monkeypatch: pytest.MonkeyPatch, record: Path) -> None:
     """A file that was clean with these kernels is not looked at again; one with errors, or cut off, or of others, is."""
     clean, wrong, cut_off, never = (

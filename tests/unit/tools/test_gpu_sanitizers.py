@@ -44,6 +44,7 @@ def test_every_case_is_in_one_shard(sanitizers: ModuleType) -> None:
     assert sum(map(len, sanitizers.cut(cases, "initcheck"))) == 3
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(sys.platform == "win32", reason="the tool of this test is a script that Windows does not start")
 def test_errors_failures_and_hangs_are_told_apart(
     sanitizers: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -64,6 +65,7 @@ def test_errors_failures_and_hangs_are_told_apart(
     assert sanitizers.run([], tmp_path, 4, saved.__setitem__)
 
 
+@pytest.mark.deep
 def test_the_cases_are_those_marked(sanitizers: ModuleType) -> None:
     found = sanitizers.collect([ROOT / "tests" / "gpu" / "test_to_half.py"], ROOT)
     assert found and all("test_to_half.py::" in case for case in found)

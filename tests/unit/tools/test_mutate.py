@@ -156,6 +156,7 @@ def tried(project: Path, monkeypatch: pytest.MonkeyPatch, *survivors: Survivor) 
     return {result.mutation.now: result.verdict for result in results}
 
 
+@pytest.mark.deep
 def test_a_small_module_is_tried_from_end_to_end(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     equal = Survivor("module.py", "size", "while a < 0:", "while a < (-1):", "made up")
     found = tried(project, monkeypatch, equal)
@@ -197,6 +198,7 @@ def test_the_exit_code_tells_the_rate(caught: int, survived: int, explained: int
     assert mutate._verdict(results, listed=True) == bool(caught), "what is listed must not be caught"
 
 
+@pytest.mark.deep
 def test_the_command_says_what_it_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -110,6 +110,7 @@ def test_a_package_without_all_its_files_is_installed_again(tmp_path: Path, bed:
     assert [path.name for path in folder.iterdir()] == ["whole-1.dist-info"]
 
 
+@pytest.mark.deep
 def test_uv_is_told_what_pip_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bed: Bed) -> None:
     """From its file and its variables, which go before."""
     for variable in [name for name in os.environ if name.startswith("PIP_")]:

@@ -72,6 +72,7 @@ def close(got: torch.Tensor, wanted: torch.Tensor, allowed: float) -> None:
     assert (got - wanted).abs().max() <= 5 * allowed * wanted.abs().max()
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("lengths", [(1,), (75,), (40, 3, 75)], ids=str)

@@ -50,6 +50,7 @@ def handed_back() -> set[str]:
 METHODS = ("index_timestep_zero", *(("index", "offset", "uxo") if is_thorough() else ()))
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("method", METHODS)
 def test_references_by_every_method(folder: Path, method: str) -> None:
     """Those at timestep zero have shift, scale and gate of their own."""
@@ -100,6 +101,7 @@ def test_loras(folder: Path, where: str, monkeypatch: pytest.MonkeyPatch) -> Non
     assert distance(exact, sample(load(path, OFF, torch.float32), scene)) > 0.01
 
 
+@pytest.mark.deep("fast", "turbo")
 @pytest.mark.parametrize("precision", ["fast", "turbo"])
 def test_other_tiers(folder: Path, precision: Any) -> None:
     """On the CPU `fast` is precise. `turbo` rounds what a prompt's two times 512 tokens are multiplied with, and them."""
@@ -338,6 +340,7 @@ def test_without_our_loader_a_block_is_stocks() -> None:
     assert case.error({}) == 0 and case.error(case.options(OFF)) == 0 and not handed_back()
 
 
+@pytest.mark.deep
 def test_torch_compile_takes_a_fused_block() -> None:
     case = Case()
     options = case.options()

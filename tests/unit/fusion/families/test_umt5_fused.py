@@ -83,6 +83,7 @@ def close(got: torch.Tensor, wanted: torch.Tensor, allowed: float) -> None:
     assert (got - wanted).abs().max() <= 5 * allowed * wanted.abs().max()
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("kind", ["umt5", "t5"])
 @pytest.mark.parametrize("lengths", [[1], [40], [64], [65], [96], [40, 1], [3, 90, 17]])

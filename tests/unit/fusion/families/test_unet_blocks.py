@@ -63,6 +63,7 @@ def test_other_spellings_and_relatives() -> None:
 # -------------------------------------------------------------------------------------------------------- whole models
 
 
+@pytest.mark.deep("9x7*", "10x12-sdxl")
 @pytest.mark.parametrize("kind", SMALL)
 @pytest.mark.parametrize("size", [(9, 7), (10, 12), (5, 8)], ids=lambda size: "x".join(map(str, size)))
 def test_two_rows_prompts_of_different_lengths_odd_sizes(folder: Path, kind: str, size: tuple[int, int]) -> None:
@@ -76,6 +77,7 @@ def test_two_rows_prompts_of_different_lengths_odd_sizes(folder: Path, kind: str
     assert fused.shape == (2, 4, *size) and not handed_back() and as_near(fused, theirs, exact)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("kind", SMALL)
 def test_each_kernel_can_be_switched_off(folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pictures, "FOLDED_FROM", 0)
@@ -112,6 +114,7 @@ def test_pictures_are_turned_once_on_the_way_in_and_once_on_the_way_out(
     assert [shape[1] for shape in turned] == [4] * passes, "the latents, and no picture between the parts"
 
 
+@pytest.mark.deep
 def test_no_kernel_refuses_what_the_parts_hand_it(
     folder: Path, refused_by_kernels: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -332,6 +335,7 @@ def test_a_residual_block_with_replaced_parts_is_stocks(part: str, attribute: st
     assert handed_back() == {f"another node has replaced {part}"}
 
 
+@pytest.mark.deep
 def test_a_first_convolution_that_another_node_pads_is_stocks(folder: Path) -> None:
     """As nodes for seamless pictures do it; all else is ours."""
 

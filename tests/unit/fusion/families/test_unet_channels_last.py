@@ -99,6 +99,7 @@ def convolutions(model: Any) -> dict[str, Any]:
 # -------------------------------------------------------------------------------------------------------------- passing
 
 
+@pytest.mark.deep("sdxl*")
 @pytest.mark.parametrize("route", BACKENDS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_is_copied_for_a_call_and_the_latents_are_the_same(
@@ -138,6 +139,8 @@ def test_where_all_of_it_stays_it_stays_laid_out(
     assert model.stream.residency.held < before and torch.equal(sample(model, scene), want) and not copied
 
 
+@pytest.mark.deep("bf16")
+@pytest.mark.every_other
 @pytest.mark.parametrize("storage", ["fp32", "bf16", "fp8_e4m3fn"])
 def test_of_whatever_type_the_file_has(folder: Path, backends: Backends, storage: str) -> None:
     path, scene = checkpoints.write("sdxl", folder, storage), family_scenes.inputs("sdxl")
@@ -164,6 +167,7 @@ def test_fp8_becomes_halves_as_it_lies(folder: Path, backends: Backends, monkeyp
     assert torch.equal(sample(model, scene), want) and not turned and not handed_back() and laid_out_in(model)
 
 
+@pytest.mark.deep
 def test_a_packed_files_convolutions(folder: Path, backends: Backends) -> None:
     packed = packed_file(folder / "sd15.gguf", load_file(checkpoints.write("sd15", folder)), "Q8_0")
     model, scene = on_card(backends, packed), family_scenes.inputs("sd15")
@@ -232,6 +236,8 @@ def patched(model: Any, file: Tensors, strength: float = 0.8) -> Any:
 WAYS = list(itertools.product((HALF, torch.float8_e4m3fn), ("in the weight", "in the product"), ("pinned", "managed")))
 
 
+@pytest.mark.deep("held1*", "held2-in the weight*", "held3*")
+@pytest.mark.every_other
 @pytest.mark.parametrize(("held", "where", "route"), WAYS if is_thorough() else [WAYS[1], WAYS[2], WAYS[4], WAYS[7]])
 def test_all_that_lora_files_bring(
     folder: Path, backends: Backends, route: str, where: str, held: torch.dtype, monkeypatch: pytest.MonkeyPatch
@@ -279,6 +285,7 @@ def test_each_kind_does_something(folder: Path, backends: Backends) -> None:
         assert distance(found[0].float(), own[key.removeprefix("diffusion_model.")].float()) > 1e-5, key
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("kind", KINDS if is_thorough() else KINDS[:1])
 def test_a_lora_by_a_hook(folder: Path, backends: Backends, kind: str) -> None:
     path, scene = checkpoints.write(kind, folder), family_scenes.inputs(kind)
@@ -294,6 +301,7 @@ def test_a_lora_by_a_hook(folder: Path, backends: Backends, kind: str) -> None:
 # ---------------------------------------------------------------------------------------------------------------- stock's
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("kind", KINDS if is_thorough() else KINDS[:1])
 def test_off_is_stocks_model_whatever_lies_how(
     folder: Path, backends: Backends, kind: str, monkeypatch: pytest.MonkeyPatch

@@ -94,6 +94,8 @@ NODES: dict[str, Change] = {
 }
 
 
+@pytest.mark.deep("SAG", "FreeU*", "HyperTile", "Deep Shrink", "LCM", "PAG")
+@pytest.mark.every_other
 @pytest.mark.parametrize("node", NODES)
 def test_nodes_of_stock(folder: Path, node: str, plain_of: Callable[..., torch.Tensor]) -> None:
     latent = {"samples": torch.zeros(1, 4, LARGER, LARGER)}
@@ -192,6 +194,15 @@ PATCHES: dict[str, Change] = {
 }
 
 
+@pytest.mark.deep(
+    "sd15-attn2 more",
+    "sd15-attn2 values",
+    "sd15-attn1 fewer",
+    "sd15-input block",
+    "sd15-attn1 replaced, a block",
+    "sd15-attn2 replaced, one of its own",
+)
+@pytest.mark.every_other
 @pytest.mark.parametrize("patch", PATCHES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_patches(folder: Path, kind: str, patch: str, plain_of: Callable[..., torch.Tensor]) -> None:
@@ -276,6 +287,7 @@ def test_a_part_that_another_node_computes(folder: Path) -> None:
 # ---------------------------------------------------------------------------------------------------------------- hooks
 
 
+@pytest.mark.deep("sdxl")
 @pytest.mark.parametrize("kind", ["sd15", "sdxl"])
 def test_a_lora_by_a_hook_of_one_prompt(folder: Path, kind: str, plain_of: Callable[..., torch.Tensor]) -> None:
     """It comes and goes within a step: nothing that was made of the weights outlives it."""
@@ -316,6 +328,8 @@ def controlled(scene: Scene, kind: str, dtype: torch.dtype) -> Scene:
     return Scene(*sides, scene.latent)
 
 
+@pytest.mark.deep("sdxl")
+@pytest.mark.every_other
 @pytest.mark.parametrize("kind", ["sd15", "sdxl"])
 def test_a_controlnet(folder: Path, kind: str, plain_of: Callable[..., torch.Tensor]) -> None:
     """Added by stock where it lies between the blocks: channels-first onto channels-last."""

@@ -131,6 +131,7 @@ def test_a_block_with_replaced_parts_is_stocks(part: str) -> None:
         case.run(case.module, case.options(KernelPolicy.of("on")))
 
 
+@pytest.mark.deep
 def test_torch_compile_takes_a_fused_block() -> None:
     case = Case()
     options = case.options()

@@ -75,6 +75,7 @@ MODELS = {
 }
 
 
+@pytest.mark.deep("normalised*", "no bytes*", "other names*", "no prefix*")
 @pytest.mark.parametrize("name", MODELS)
 def test_it_reads_as_the_model_it_was_made_of(tmp_path: Path, name: str) -> None:
     model = MODELS[name]

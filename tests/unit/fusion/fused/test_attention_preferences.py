@@ -96,6 +96,7 @@ def settings(tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
     return {number: json.loads(tensors[name].numpy().tobytes()) for name, number in names.items()}
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("budget", [0.5, 0.0])
 def test_a_comfyui_without_it_leaves_it_out(
     file: Path, studio: Studio, scenes: dict[str, Scene], caplog: pytest.LogCaptureFixture, budget: float

@@ -85,6 +85,23 @@ HANDED_BACK = {kind: {"it is given a PackedLayout"} for kind in checkpoints.vide
 LONG = () if is_thorough() else ("flux2", "ltx2", "ltx23", "wan_animate")
 
 
+@pytest.mark.deep(
+    "wan_flf2v",
+    "wan_humo",
+    "wan_fun_control",
+    "wan22_5b",
+    "wan_i2v",
+    "wan22_fun_control",
+    "wan_s2v",
+    "sdxl",
+    "sd15_wide",
+    "wan_vace",
+    "hunyuan_video_15",
+    "wan22_i2v",
+    "qwen_image",
+    "chroma",
+)
+@pytest.mark.every_other
 @pytest.mark.parametrize("kind", [kind for kind in (*checkpoints.wan.SIZES, *family_scenes.KINDS) if kind not in LONG])
 def test_the_latents_are_the_same(families_folder: Path, kind: str, recorder: TapingRecorder, studio: Any) -> None:
     path = checkpoints.write(kind, families_folder, "fp16")
@@ -344,6 +361,7 @@ def injects(model: Any) -> None:
     model.set_injections("other", [comfy.patcher_extension.PatcherInjection(lambda _: None, lambda _: None)])
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize(
     ("does", "reason"),
     [
@@ -369,6 +387,7 @@ def test_what_other_nodes_do_at_each_call_is_done(wan: Path, recorder: TapingRec
     assert graphs.replayed > replayed, "and the clone that has none of it is replayed"
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize(
     ("does", "reason"),
     [(wraps_weights, "another node changes its weights"), (injects, "another node has changed the model")],
@@ -388,6 +407,7 @@ def test_what_other_nodes_do_to_a_loaded_model(wan: Path, recorder: TapingRecord
     assert graphs.replayed > replayed
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize("place", ["unpatchify", "head.get_parameter", "blocks.1.self_attn.forward"])
 def test_a_method_that_was_replaced(wan: Path, recorder: TapingRecorder, place: str) -> None:
     """As nodes do that keep a step's result for the next one: for the time of a call, and not always `forward`."""
@@ -422,6 +442,7 @@ def test_a_hook_deep_within(wan: Path, recorder: TapingRecorder) -> None:
     assert torch.equal(sample_wan(model), want) and graphs.replayed == replayed + calls and len(recorder.tapes) == 1
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize(("name", "value"), [("head.norm.eps", 1.0), ("rope_embedder.theta", 7)])
 def test_an_attribute_that_was_replaced(wan: Path, recorder: TapingRecorder, name: str, value: Any) -> None:
     """By an object patch, deep within the network."""

@@ -141,6 +141,7 @@ def test_another_prompt(path: Path, recorder: TapingRecorder) -> None:
     assert graphs_of(clip).tokens > 20 and nothing_is_left(clip, recorder)
 
 
+@pytest.mark.deep
 def test_while_room_for_keys_grows(path: Path, recorder: TapingRecorder, monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph has addresses of the room there was."""
     for name, value in (("AT_FIRST", 1), ("STEP", 8)):
@@ -164,6 +165,7 @@ def test_short_texts_run_as_ever(path: Path, recorder: TapingRecorder) -> None:
     assert graphs_of(clip).attempts == recorder.recorded == 1
 
 
+@pytest.mark.deep
 def test_texts_that_end_as_they_are_captured(path: Path, recorder: TapingRecorder) -> None:
     """Are captured less often."""
     clip = load(path)
@@ -175,6 +177,7 @@ def test_texts_that_end_as_they_are_captured(path: Path, recorder: TapingRecorde
     assert write(clip) == wanted(path, recorder) and graphs_of(clip).replayed > before, "in a longer one it pays again"
 
 
+@pytest.mark.deep
 def test_many_texts(path: Path, recorder: TapingRecorder) -> None:
     clip = load(path)
     budget = clip.patcher.stream.residency._pool.budget
@@ -186,6 +189,7 @@ def test_many_texts(path: Path, recorder: TapingRecorder) -> None:
     assert len(graphs_of(clip)._calls) == 1
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("storage", ["Q4_K", "bf16", "fp8_e4m3fn"])
 def test_other_storages(path: Path, tmp_path: Path, recorder: TapingRecorder, storage: str) -> None:
     file = (
@@ -296,6 +300,7 @@ def test_a_capture_that_is_interrupted(path: Path, recorder: TapingRecorder) -> 
     assert write(clip) == tokens and graphs_of(clip).replayed and nothing_is_left(clip, recorder)
 
 
+@pytest.mark.deep("weights", "graphs")
 @pytest.mark.parametrize("how", ["graphs", "weights", "all"])
 def test_memory_is_wanted(path: Path, recorder: TapingRecorder, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """By a step that ran out of it, by another model, by one that needs all."""

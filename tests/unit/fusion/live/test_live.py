@@ -116,6 +116,7 @@ WAYS = [
 ]
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: " ".join(map(str, way.values())))
 def test_each_frame_is_what_stocks_nodes_make(stage: Stage, way: dict[str, Any]) -> None:
     frames = clip(3, 64, 72)
@@ -140,6 +141,7 @@ def test_models_that_flow_and_vaes_with_time(tmp_path: Path) -> None:
     assert live(wan, frames, blend=0.5, **way)[0].isfinite().all()
 
 
+@pytest.mark.deep
 def test_blending(stage: Stage) -> None:
     """What does not move is blended by weight, what moves is new; all new where the weight is 0 or nothing is alike."""
     frames = clip(3)
@@ -386,6 +388,7 @@ def test_what_stock_decodes_is_not_replayed(stage: Stage, recorder: TapingRecord
     assert tally.replayed == 0 and not recorder.recorded
 
 
+@pytest.mark.deep
 def test_a_vae_that_moves_is_captured_anew(tiny: Stage, recorder: TapingRecorder) -> None:
     """ComfyUI wants the room in the middle: what was captured has the addresses from before."""
     frames = clip(10)
@@ -403,6 +406,7 @@ def test_a_vae_that_moves_is_captured_anew(tiny: Stage, recorder: TapingRecorder
     assert torch.equal(got, want) and recorder.recorded == before + 4 and not recorder.tapes
 
 
+@pytest.mark.deep
 def test_a_bound_of_memory_that_is_too_small_for_graphs(tiny: Stage, recorder: TapingRecorder) -> None:
     pictures = Pictures(tiny.vae, recorder)
     frame, latent = clip(1), None

@@ -73,6 +73,7 @@ def stocks(path: Path) -> tuple[Any, Any, Any]:
     return model, text_encoder, vae
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize("budget", BUDGETS.values(), ids=BUDGETS)
 @pytest.mark.parametrize("kind", whole.CHECKPOINTS)
 def test_with_kernels_off_every_part_is_stocks_to_the_bit(folder: Path, kind: str, budget: float) -> None:
@@ -103,6 +104,7 @@ def test_fused_it_samples_as_near_as_fp16_is(folder: Path) -> None:
     assert distance(found["ours"], found["exact"]) <= max(1.1 * distance(found["theirs"], found["exact"]), 1e-3)
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize("kind", whole.CHECKPOINTS)
 def test_just_its_tensors_pass_to_each_part(folder: Path, kind: str) -> None:
     """q, k and v of OpenCLIP, which a file has as one matrix, too: rows of it, that lie as one again when they have passed."""
@@ -117,6 +119,7 @@ def test_just_its_tensors_pass_to_each_part(folder: Path, kind: str) -> None:
     assert not LEDGER.messages or not any("loaded as stock does" in said for said in LEDGER.messages)
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize("kind", whole.CHECKPOINTS)
 def test_its_text_encoders_are_fused(folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over the references, streamed; q, k and v as one product, as they lie side by side."""

@@ -138,6 +138,7 @@ def remover():
         return nets.remover(patch)
 
 
+@pytest.mark.deep
 def test_a_background_is_removed_as_by_stock(remover, halves):
     """The decoder and the feed-forwards in halves; the rest of the backbone is ComfyUI's, and casts."""
     image = torch.rand(1, 40, 50, 3)
@@ -160,6 +161,8 @@ def test_a_background_is_removed_as_by_stock(remover, halves):
     assert torch.equal(RemoveBackground.execute(remover, image).args[0], before)
 
 
+@pytest.mark.deep("dtype1")
+@pytest.mark.every_other
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_objects_are_detected_as_by_stock(monkeypatch, dtype):
     """RT-DETR with narrow stages; backbone and encoder on a small picture."""
@@ -229,6 +232,7 @@ def test_tiles_of_one_size_are_captured_and_what_was_is_given_back(stocks, halve
     assert captures.replayed > 3
 
 
+@pytest.mark.deep
 def test_nothing_of_a_background_remover_is_captured(remover, halves):
     """Who tries is told why: in each block of its decoder torchvision computes, where a recording does not look."""
     made, _ = picture_nets.fused(remover, KernelPolicy())
@@ -243,6 +247,7 @@ def test_nothing_of_a_background_remover_is_captured(remover, halves):
     assert any("torchvision::deform_conv2d" in told.reason for told in LEDGER.refusals)
 
 
+@pytest.mark.deep
 def test_of_a_detector_both_parts_that_lie_on_the_card_are(monkeypatch):
     monkeypatch.setattr(fallback, "DEVICES", ("cuda", "cpu"))
     made, _ = picture_nets.fused(nets.detector(monkeypatch, torch.float16), KernelPolicy())

@@ -49,6 +49,7 @@ def sample(model: Any, deed: Any = None) -> torch.Tensor:
     return comfy.sample.sample(model, noise, 2, 1.0, *run, disable_pbar=True, seed=1, callback=deed)
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize("storage", ["fp32", "fp16", "fp8_metadata"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_latents_are_stocks_with_loras_and_without(
@@ -95,6 +96,7 @@ def test_a_model_that_takes_turns_with_others_stays_registered(load: Callable[..
     assert stream.residency.ledger.held("registered RAM") == 0 and not device.registered
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_blocks_in_parts_have_their_loras(load: Callable[..., Any], folder: Path, backend: str) -> None:
     ours, stock = load(backend, "fp32")
@@ -106,6 +108,7 @@ def test_blocks_in_parts_have_their_loras(load: Callable[..., Any], folder: Path
     assert ours.stream.is_in_parts and ours.stream.residency.ledger.peak("VRAM") <= ours.stream.residency.narrow
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_interrupted_unloaded_and_run_again(load: Callable[..., Any], backend: str) -> None:
     ours, stock = load(backend, "fp32")
@@ -117,6 +120,7 @@ def test_interrupted_unloaded_and_run_again(load: Callable[..., Any], backend: s
     assert torch.equal(sample(ours), wanted)
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_it_gives_back_and_takes_again(load: Callable[..., Any], backend: str) -> None:
     ours, stock = load(backend, "fp32")
@@ -133,6 +137,7 @@ def test_it_gives_back_and_takes_again(load: Callable[..., Any], backend: str) -
     assert torch.equal(sample(ours), wanted)
 
 
+@pytest.mark.deep
 def test_every_kind_of_lora_comes_with_the_blocks(load: Callable[..., Any], folder: Path) -> None:
     ours, stock = load("registered", "fp16")
     for kind in (kind for kind, base in checkpoints.LORA_BASES.items() if base == "wan_t2v"):

@@ -58,6 +58,7 @@ def sample(model: Any) -> torch.Tensor:
     return comfy.sample.sample(model, noise, 2, 1.0, "euler", "simple", words, words, latent, disable_pbar=True, seed=1)
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize(
     ("kind", "window"),
     [
@@ -76,6 +77,7 @@ def test_the_latents_are_stocks(folder: Path, kind: str, window: str) -> None:
     assert torch.equal(sample(ours), plain)
 
 
+@pytest.mark.deep("fp8_scaled-all", "fp32-all", "fp8_scaled-least")
 @pytest.mark.parametrize("window", ["least", "all"])
 @pytest.mark.parametrize("storage", ["fp32", "fp8_scaled"])
 def test_loras_are_stacked_weighed_anew_and_taken_away(folder: Path, storage: str, window: str) -> None:
@@ -117,6 +119,7 @@ def test_residents_come_anew_only_when_their_patches_change(folder: Path) -> Non
     assert copies(ours) == {"blocks.0": 3, "blocks.1": 2, "blocks.2": 1, "blocks.3": 1}
 
 
+@pytest.mark.deep
 def test_where_rooms_cannot_be_written_patched_weights_have_their_own(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,6 +226,7 @@ def test_with_kernels_off_the_sums_are_stocks(folder: Path) -> None:
     assert torch.equal(sample(model_under(ours, KernelPolicy.of("auto", linear="off"))), wanted)
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("in_one_pass")
 @pytest.mark.parametrize("window", ["least", "all"])
 @pytest.mark.parametrize("storage", ["fp8_e4m3fn", "fp8_scaled"])

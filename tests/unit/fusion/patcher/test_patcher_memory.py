@@ -70,6 +70,7 @@ def expected(folder: Path) -> torch.Tensor:
 # ------------------------------------------------------------------------------------------------------------ budgets
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize("layers", [2, 2.5, 3, 3.9, 4, 10])
 @pytest.mark.parametrize("storage", ["fp32", "fp16"])  # fp16 is converted as it comes, by way of a staging room
 def test_the_budget_is_never_exceeded(folder: Path, storage: str, layers: float) -> None:
@@ -280,6 +281,7 @@ def with_deed(model: Any, deed: Any, call: int = 6) -> Any:
     return model
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize("call", [1, 4, 6])
 @pytest.mark.parametrize("layers", [2, 4])
 def test_interrupted_and_run_again(folder: Path, expected: torch.Tensor, layers: int, call: int) -> None:
@@ -378,6 +380,7 @@ def put_a_copy_in_its_place(path: Path) -> None:
     copy.replace(path)
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize("deed", [touch, write_again, move_away_and_back, put_a_copy_in_its_place])
 @pytest.mark.parametrize(("layers", "between"), [(2, True), (2, False), (4, False)])
 def test_a_file_that_is_whole_again_streams_on(
@@ -534,6 +537,7 @@ def test_nobody_waits_for_a_model_that_another_thread_loads(folder: Path) -> Non
     assert model.stream.residency.shrink(1000) > 0
 
 
+@pytest.mark.deep
 def test_many_runs_leave_nothing(folder: Path) -> None:
     one, two = load(folder, layers=3), load(folder, seed=1, layers=3)
     patched = one.clone()

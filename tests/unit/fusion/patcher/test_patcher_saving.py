@@ -63,6 +63,7 @@ def assert_same(got: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -
 # -------------------------------------------------------------------------------------------------------------- saving
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize("storage", STORAGES)
 def test_what_is_saved_is_what_stock_saves(studio: Studio, output: Path, storage: str) -> None:
     folder = studio.folder

@@ -254,6 +254,7 @@ def test_what_needs_all_weights_is_refused(path: str) -> None:
     comfy.model_management.unload_all_models()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("keys", [["diffusion_model"], [f"diffusion_model.blocks.{i}" for i in range(4)]])
 def test_torch_compile_goes_around_it(
     path: str, scenes: dict[str, Scene], expected: torch.Tensor, keys: list[str]

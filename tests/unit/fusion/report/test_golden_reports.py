@@ -60,6 +60,7 @@ def masked(value: Any, name: str = "") -> Any:
     return value
 
 
+@pytest.mark.deep("Flux.2*")
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_is_told_as_before(
     name: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch

@@ -251,6 +251,7 @@ def test_the_policy_is_the_calls_and_kernels_are_not_left_to_torch(monkeypatch: 
 # ------------------------------------------------------------------------------------------------------ steps and layers
 
 
+@pytest.mark.every_other
 @pytest.mark.usefixtures("served_here")
 @pytest.mark.parametrize(("share", "dense"), [(0.25, 5), (0.0, 0), (0.3, 6), (0.31, 7), (0.01, 1), (1.0, 20)])
 @pytest.mark.parametrize("upwards", [False, True])

@@ -126,6 +126,7 @@ def test_the_reach_halves_with_each_doubling() -> None:
     assert [reach(apart, 1560) for apart in (2, 15, 16, 17, 18)] == [128, 128, 128, -1, 128]
 
 
+@pytest.mark.deep
 def test_how_much_of_a_video_is_visited() -> None:
     shares = [
         [float(visited_blocks(grid, rows, KEY_BLOCK).float().mean()) for grid in (WAN_480P, WAN_720P)]

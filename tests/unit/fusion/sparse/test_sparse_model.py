@@ -107,6 +107,7 @@ def test_the_node_takes_what_settings_are() -> None:
         Settings(method)
 
 
+@pytest.mark.deep
 def test_what_goes_in_stays_dense(stocks: Any, dense: torch.Tensor) -> None:
     before = dict(stocks.model_options["transformer_options"])
     changed = sample(sparse(stocks))
@@ -185,6 +186,7 @@ def test_tokens_that_are_more_than_the_grid_have_no_tiles(stocks: Any, folder: P
 # -------------------------------------------------------------------------------------------------- beside other nodes
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("first", [False, True])
 def test_a_lora_before_or_behind(stocks: Any, folder: Path, first: bool) -> None:
     file = comfy.utils.load_torch_file(str(checkpoints.write("lora_kohya", folder)))
@@ -198,6 +200,7 @@ def test_a_lora_before_or_behind(stocks: Any, folder: Path, first: bool) -> None
     assert distance(sample(model), sample(sparse(stocks))) > 1e-3
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("first", [False, True])
 def test_easycache_before_or_behind(stocks: Any, first: bool) -> None:
     """What it skips is neither sparse nor dense."""
@@ -211,6 +214,7 @@ def test_easycache_before_or_behind(stocks: Any, first: bool) -> None:
     assert others == {} and 0 < count < 8 * LAYERS and count % LAYERS == 0
 
 
+@pytest.mark.deep
 def test_context_windows(stocks: Any) -> None:
     """Windows of four latent frames over eleven: 256 tokens each."""
 

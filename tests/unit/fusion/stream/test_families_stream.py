@@ -55,6 +55,7 @@ def same(ours: Any, stocks: Any) -> bool:
 # ----------------------------------------------------------------------------------------------------- diffusion models
 
 
+@pytest.mark.deep("ltx23")
 @pytest.mark.usefixtures("whole_blocks")
 @pytest.mark.parametrize("kind", ["flux1", "ltx23", "sd15_wide", "minimax_h3"])
 def test_blocks_stream_in_the_order_in_which_they_run(families_folder: Path, kind: str) -> None:
@@ -156,6 +157,7 @@ def encode(clip: Any, prompt: Any) -> list[torch.Tensor]:
     return [one for one in clip.encode_from_tokens(tokens, return_pooled=True) if one is not None]
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize("name", ENCODERS)
 def test_the_encoding_is_stocks_with_a_lora_and_without(families_folder: Path, name: str) -> None:
     ours, stock, prompt = encoder(families_folder, name)
@@ -187,6 +189,7 @@ def test_the_encoding_is_stocks_with_a_lora_and_without(families_folder: Path, n
     assert all(torch.equal(*pair) for pair in zip(encode(ours, prompt), wanted, strict=True))
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize(("name", "storage"), [("t5xxl", "fp8_scaled"), ("qwen3", "fp8_comfy_quant")])
 def test_a_quantised_encoder_streams(families_folder: Path, name: str, storage: str) -> None:
     ours, stock, prompt = encoder(families_folder, name, storage)

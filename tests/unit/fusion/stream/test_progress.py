@@ -69,6 +69,7 @@ def is_closed(source: Any) -> bool:
 # -------------------------------------------------------------------------------------------------------------- loading
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("kind", ["wan_t2v", "umt5"])
 def test_a_loader_counts_bytes_and_stops(studio: Studio, bars: Bars, opened: list[Any], kind: str) -> None:
     path = str(checkpoints.write(kind, studio.folder))

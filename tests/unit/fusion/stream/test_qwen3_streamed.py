@@ -104,6 +104,8 @@ def brought(stream: Any) -> set[str]:
     return {entry.layer for entry in stream.residency.ledger.entries}
 
 
+@pytest.mark.deep("fp32*", "fp8_scaled-z_image*")
+@pytest.mark.every_other
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("precision", ALLOWED)
 @pytest.mark.parametrize("use", USES)
@@ -214,6 +216,8 @@ def test_a_lora_is_in_layers_that_come_later(folder: Path) -> None:
     near(encode(ours), encode(stock), 2 * ALLOWED["fast"])
 
 
+@pytest.mark.deep("fast*")
+@pytest.mark.every_other
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("storage", ["fp16", "fp8_scaled"])
 @pytest.mark.parametrize("precision", ALLOWED)
@@ -228,6 +232,8 @@ def test_loras(folder: Path, storage: str, precision: str) -> None:
     assert (wanted - before).norm() > 0.05 * before.norm()
 
 
+@pytest.mark.deep("z_image*")
+@pytest.mark.every_other
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_K"])
 @pytest.mark.parametrize("use", USES)
@@ -248,6 +254,7 @@ def test_gguf_files(tmp_path: Path, folder: Path, use: str, kind: str) -> None:
     assert brought(ours.patcher.stream) == {f"model.layers.{i}" for i in range(count)}
 
 
+@pytest.mark.deep("0.0")
 @pytest.mark.parametrize("budget", [0.0, -1.0])
 def test_switched_off_it_is_stocks(folder: Path, budget: float) -> None:
     path = checkpoints.write("qwen3", folder)

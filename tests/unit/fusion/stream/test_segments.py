@@ -56,6 +56,7 @@ def with_lora(model: Any) -> Any:
     return comfy.sd.load_lora_for_models(model, None, found, 0.8, 0.0)[0]
 
 
+@pytest.mark.every_other
 @pytest.mark.usefixtures("whole_blocks")
 @pytest.mark.parametrize("lora", [False, True], ids=["plain", "with a LoRA"])
 @pytest.mark.parametrize("policy", [OURS, OFF], ids=["ours", "stock's"])

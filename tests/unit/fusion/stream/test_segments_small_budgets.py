@@ -83,6 +83,7 @@ def with_loras(model: Any, studio: Studio, *kinds: str) -> Any:
 # --------------------------------------------------------------------------------------------------------------- parts
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize("policy", [OURS, OFF])
 @pytest.mark.parametrize("kind", ["wan_t2v", "wan_i2v", "wan_vace"])
 def test_parts_are_the_same_to_the_bit(

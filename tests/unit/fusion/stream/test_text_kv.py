@@ -127,6 +127,7 @@ def test_the_same_to_the_bit_with_fewer_bytes(folder: Path, kind: str) -> None:
     assert copied(ours)[0] == 0, "nor for another sampling of the same text"
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize("storage", ["fp8_scaled", "fp8_e4m3fn", "bf16", "fp32"])
 def test_of_every_storage(folder: Path, storage: str) -> None:
     ours = keeping(folder, storage=storage)
@@ -134,6 +135,7 @@ def test_of_every_storage(folder: Path, storage: str) -> None:
     assert ours.stream.residency.texts.spared == STEPS - 1
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize("precision", ["precise", "turbo"])
 def test_of_8_bit_numbers(folder: Path, precision: str) -> None:
     """Under turbo x is rounded to 8 bits, once for the keys and the values."""
@@ -145,6 +147,7 @@ def test_of_8_bit_numbers(folder: Path, precision: str) -> None:
     assert torch.equal(sample(ours, cfg=3.0), want) and ours.stream.residency.texts.spared == STEPS - 1
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize("kind", ["Q8_0", "Q6_K"])
 def test_of_packed_numbers(folder: Path, kind: str) -> None:
     original = checkpoints.write("wan_t2v", folder, "fp16")
@@ -160,6 +163,7 @@ def test_of_packed_numbers(folder: Path, kind: str) -> None:
     )
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("keys", [["diffusion_model"], [f"diffusion_model.blocks.{i}" for i in range(4)]])
 def test_torch_compile_goes_around_it(folder: Path, keys: list[str]) -> None:
     ours, want = keeping(folder), sample(plain(folder))
@@ -339,6 +343,8 @@ def test_room_that_was_given_back_is_there_for_the_next_sampling(folder: Path) -
 # ------------------------------------------------------------------------------------------------- the backends for GPUs
 
 
+@pytest.mark.deep("registered-fp8*", "pinned-fp16*")
+@pytest.mark.every_other
 @pytest.mark.parametrize("storage", ["fp16", "fp8_e4m3fn"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_over_the_backends_for_gpus(folder: Path, backend: str, storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -396,6 +402,7 @@ def test_both_in_one_batch(folder: Path) -> None:
     ) == (1, STEPS - 1)
 
 
+@pytest.mark.deep
 def test_more_texts_than_there_is_room_for(folder: Path) -> None:
     """Those that came first stay, and nothing is mixed up."""
     ours, theirs = keeping(folder), plain(folder)
@@ -467,6 +474,8 @@ def test_a_node_in_a_blocks_place_may_change_the_text(folder: Path) -> None:
 # --------------------------------------------------------------------------------------------------------- what changes
 
 
+@pytest.mark.deep("lora_lokr-fp8*", "lora_diff-fp8*")
+@pytest.mark.every_other
 @pytest.mark.parametrize("storage", ["fp16", "fp8_scaled"])
 @pytest.mark.parametrize("kind", ["lora_ab", "lora_diff", "lora_lokr"])
 def test_loras_come_and_go(folder: Path, kind: str, storage: str) -> None:
@@ -576,6 +585,7 @@ class Inside:
         return x
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize("call", [1, 3, 4, 6])
 @pytest.mark.parametrize(
     "deed", [mm.interrupt_current_processing, mm.unload_all_models], ids=["interrupted", "unloaded"]

@@ -69,6 +69,7 @@ def encode(clip: Any, text: str = PROMPT) -> torch.Tensor:
     return encoding
 
 
+@pytest.mark.deep("fp8_comfy_quant", "fp32", "bf16")
 @pytest.mark.parametrize("storage", checkpoints.KINDS["umt5"].storages)
 def test_the_encoding_is_stocks(folder: Path, storage: str) -> None:
     path = str(checkpoints.write("umt5", folder, storage))
@@ -187,6 +188,7 @@ def test_what_needs_all_weights_says_so(path: str) -> None:
         clip.cond_stage_model.encode_token_weights(clip.tokenize("a fox"))
 
 
+@pytest.mark.deep
 def test_a_lora_by_a_hook(folder: Path, path: str, stock: Any) -> None:
     """Create Hook LoRA, and Set CLIP Hooks with its schedule."""
     file = comfy.utils.load_torch_file(str(checkpoints.write(LORA, folder)))
@@ -286,6 +288,7 @@ def test_an_interrupt_leaves_the_encoder_whole(path: str, stock: Any) -> None:
     assert torch.equal(encode(clip), encode(stock))
 
 
+@pytest.mark.deep
 def test_over_the_slots_of_a_gpu(folder: Path, stock: Any, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a device of plain memory that checks what a GPU would silently get wrong; q, k and v arrive side by side."""
     devices: list[PlainDevice] = []

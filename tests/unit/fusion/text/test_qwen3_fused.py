@@ -101,6 +101,7 @@ def run_layers(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("lengths", [[1], [40], [64], [65], [96], [40, 1], [3, 90, 17]], ids=str)

@@ -93,6 +93,7 @@ def ours_wrote() -> bool:
 # ---------------------------------------------------------------------------------------------------------- the tokens
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize("prompt", PROMPTS)
 @pytest.mark.parametrize("how", [GREEDY, DRAWN], ids=["greedy", "drawn"])
 def test_the_tokens_are_stocks(folder: Path, prompt: str, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,6 +142,7 @@ def writers(folder: Path) -> tuple[Any, Any]:
         return load(path), stocks(path)
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize("budget", [0.0, -1.0])
 @pytest.mark.parametrize("storage", list(checkpoints.KINDS["qwen3_vl"].storages)[:: 1 if is_thorough() else 2])
 def test_every_storage(folder: Path, storage: str, budget: float) -> None:

@@ -124,6 +124,7 @@ def encode(clip: Any) -> torch.Tensor:
     return encoding
 
 
+@pytest.mark.deep("Q4_K", "Q8_0")
 @pytest.mark.parametrize("kind", PACKED if is_thorough() else SOME)
 def test_a_umt5_encodes_as_its_dequantised_file(tmp_path: Path, umt5: Path, kind: str) -> None:
     """Its token embedding is packed too, and stays in the file."""
@@ -147,6 +148,7 @@ def test_a_umt5_encodes_as_its_dequantised_file(tmp_path: Path, umt5: Path, kind
     )
 
 
+@pytest.mark.deep
 def test_a_umt5_has_its_tokenizer_in_its_metadata(tmp_path: Path, umt5: Path) -> None:
     plain = load_file(umt5)
     model = plain.pop("spiece_model").numpy().tobytes()
@@ -211,6 +213,7 @@ def wan_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("wan")
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize("kind", PACKED)
 def test_a_wan_samples_as_its_dequantised_file(wan_folder: Path, kind: str) -> None:
     ours, stock = wan(wan_folder, kind)
@@ -238,6 +241,8 @@ def test_its_matrices_are_packed_in_the_window(wan_folder: Path) -> None:
 LORAS = [kind for kind, base in checkpoints.LORA_BASES.items() if base == "wan_t2v"]
 
 
+@pytest.mark.deep("lora_loha", "lora_fun", "lora_oft")
+@pytest.mark.every_other
 @pytest.mark.parametrize("name", LORAS if is_thorough() else LORAS[::2])
 def test_a_lora_does_to_it_what_it_does_to_its_dequantised_file(wan_folder: Path, name: str) -> None:
     ours, stock = wan(wan_folder)

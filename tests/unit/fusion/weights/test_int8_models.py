@@ -170,6 +170,7 @@ def test_a_lora_on_8_bits_is_one_on_their_halves(monkeypatch: pytest.MonkeyPatch
     assert all(0.002 < distance(one, precise) < 4 * 0.007 for one in (short, long))
 
 
+@pytest.mark.deep
 def test_torch_compile_takes_a_block_of_8_bits() -> None:
     case = Case()
     want = case.run(case.of_int8, "turbo")

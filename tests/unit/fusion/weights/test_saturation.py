@@ -30,6 +30,8 @@ def painted(path: Path, kind: str) -> Any:
     return model
 
 
+@pytest.mark.deep("flux2")
+@pytest.mark.every_other
 @pytest.mark.parametrize("kind", LAST)
 def test_the_report_counts_what_was_too_large(tmp_path: Path, kind: str) -> None:
     path = checkpoints.write(kind, tmp_path, "fp16")

@@ -596,6 +596,7 @@ def run(code: str, folder: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.deep
 def test_a_program_imports_it_by_path(tmp_path):
     """As README says it, with no ComfyUI on the path, and the pack's folder under any name."""
     (tmp_path / "ComfyUI-FuseStream.2").symlink_to(ROOT)
