@@ -1,2 +1,2 @@
-"""Language models that ComfyUI encodes and writes with: stock's own modules over our kernels. Families say which files are
-theirs."""
+"""Language models that ComfyUI encodes and writes text with: stock's modules over our kernels. Each
+family says which files are its own."""

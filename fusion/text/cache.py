@@ -1,7 +1,8 @@
-"""Where the keys and values of a text that is being written are kept: room for some tokens, which grows before it is full.
+"""The keys and values of a text that is being written, in buffers that grow before they are full.
 
-Stock makes room for all that might be written at once, which for 32 thousand tokens of Qwen3 4B is 4.8 GB. Here there is room for
-the prompt and a thousand tokens at first, and half as much again each time. Addresses stay in between.
+Stock allocates for the longest text that may be written, which for 32 thousand tokens of Qwen3 4B
+is 4.8 GB. This cache starts with the prompt and a thousand tokens, and grows by half each time.
+Addresses stay the same between two growths.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from torch import Tensor
 from ..base.hooks import STREAMED
 from .layer import Kept
 
-AT_FIRST = 1024  # tokens to be written
-STEP = 256  # rooms are multiples of it
-BESIDE = 2**28  # bytes that computing takes beside keys and values
+AT_FIRST = 1024  # tokens to be written that the first buffers have room for
+STEP = 256  # buffers hold a multiple of so many tokens
+BESIDE = 2**28  # bytes that computing takes in addition to keys and values
 
 
 class Cache:
-    """Of all layers of a stack, for one text."""
+    """Keys and values of all layers of a stack, for one text."""
 
     def __init__(self, stack: Any, prompt: int, most: int, device: torch.device) -> None:
-        """prompt: its tokens. most: of prompt and text."""
+        """prompt: tokens of the prompt. most: tokens of prompt and text together."""
         self._stack, self._most, self._device = stack, most, device
         self.places = rounded(min(prompt + AT_FIRST, most))
         self._make_room(self.nbytes(self.places))
@@ -37,7 +38,8 @@ class Cache:
         return Kept.of(self._rooms[layer])
 
     def grow(self) -> None:
-        """Room for half as many tokens more, layer by layer: one layer's are there twice meanwhile."""
+        """Make room for half as many tokens more, layer by layer, so that only one layer is held
+        twice meanwhile."""
         before, self.places = self.places, min(rounded(self.places * 3 // 2), rounded(self._most))
         self._make_room(self.nbytes(self.places) - self.nbytes(before))
         for i, room in enumerate(self._rooms):
@@ -47,11 +49,12 @@ class Cache:
     def _empty(self, places: int) -> Tensor:
         config = self._stack.config
         shape = (2, 1, config.num_key_value_heads, places, config.head_dim)
-        # What nobody wrote yet is no number that would spoil a product with zero.
+        # Zeros, because uninitialised memory may hold NaN, which stays NaN times zero.
         return torch.zeros(shape, dtype=torch.float16, device=self._device)
 
     def _make_room(self, nbytes: int) -> None:
-        """Of other models on the card, then of this one's resident weights: they can come again."""
+        """Free memory of other models on the card first, then of this one's resident weights, which
+        can stream again."""
         if self._device.type != "cuda":
             return
         management: Any = comfy.model_management
@@ -69,7 +72,7 @@ class Cache:
 
 
 def kept_bytes(stack: Any, places: int) -> int:
-    """What the keys and values of so many tokens take, of all layers of a stack."""
+    """Bytes that keys and values of so many tokens take in all layers of a stack."""
     a_layer: int = 4 * places * stack.config.num_key_value_heads * stack.config.head_dim
     return a_layer * len(stack.layers)
 

@@ -1,6 +1,5 @@
-"""What the text encoders that we compute have in common: which language models are ours, when a call of one is, which of its tokens
-are computed, and how its table of tokens is looked up.
-"""
+"""What our text encoders share: which language models and which calls are ours, which tokens are
+computed, and how the token embedding is looked up."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from ..weights.fp32_residual import TILE
 from ..weights.storage import is_quantised
 
 HAND_BACK = HandBack("text encoder", "fused", "this text encoder", "serve it", "stock's computation")
-# What a layer of stock's may have in the place of matrices that ours multiplies with.
+# Variants of stock's layers that ours cannot multiply with, because matrices are merged.
 MERGED = {
     "merged_qkv": "its queries, keys and values are one matrix",
     "merged_mlp": "the two matrices of its feed-forward are one",
@@ -32,7 +31,8 @@ MERGED = {
 
 
 def encoders(model: nn.Module) -> Iterator[tuple[Any, Any]]:
-    """Each language model of a text encoder model, and before it stock's encoder around it."""
+    """Each language model of a text encoder model, as a pair: stock's encoder around it, and the
+    network."""
     for owner in model.modules():
         net = getattr(owner, "transformer", None)
         stack = getattr(net, "model", None)
@@ -41,7 +41,7 @@ def encoders(model: nn.Module) -> Iterator[tuple[Any, Any]]:
 
 
 def _is_merged(stack: Any) -> bool:
-    """Whether stock computes it because matrices are one; that is said once."""
+    """Whether stock computes the stack because matrices are merged; the reason is reported once."""
     reason = next((why for name, why in MERGED.items() if getattr(stack.config, name, False)), None)
     if reason is not None:
         HAND_BACK(reason, stack.layers[0].input_layernorm.weight, forced=False)
@@ -49,8 +49,8 @@ def _is_merged(stack: Any) -> bool:
 
 
 def has_these_blocks(config: Any) -> bool:
-    """Of the language models that stock builds from this class, Qwen3's and Qwen3-VL's: norms of each head, SwiGLU, positions in
-    one dimension or in three whose pairs lie among each other."""
+    """Whether a language model of stock's class has the blocks of Qwen3 or Qwen3-VL: a norm for
+    each head, SwiGLU, and rotary positions in one dimension, or in three that are interleaved."""
     wanted = {
         "transformer_type": "llama", "q_norm": "gemma3", "k_norm": "gemma3", "mlp_activation": "silu", "qkv_bias": False,
         "rms_norm_add": False, "rope_scale": None,
@@ -72,8 +72,8 @@ def obstacle(
     """Why stock must compute this call, in words a user understands; None if we may.
 
     x       [batch, tokens, width], the embeddings
-    on_cpu  whether we compute there too
-    runs    how many of the blocks do; None: all. What another node does to one that does not run has to be done all the same
+    on_cpu  whether we also compute on the CPU
+    runs    how many blocks are called; None: all. A change by another node counts in the others too
     """
     if not (x.is_cuda or (on_cpu and x.device.type == "cpu")):
         return f"the text encoder runs on the {x.device.type.upper()}"
@@ -94,7 +94,7 @@ def obstacle(
         for module in modules_of(block):
             hooks = module._forward_hooks or module._forward_pre_hooks
             if is_called and module is block:
-                hooks = None  # it is called as ever
+                hooks = None  # stock's `__call__` runs the hooks of the block itself
             if "forward" in module.__dict__ or hooks:
                 return f"another node has changed how a {type(module).__name__} of the text encoder computes"
             if getattr(module, "pre_quant_scale", None) is not None:
@@ -103,7 +103,8 @@ def obstacle(
 
 
 def is_at_hand(block: Any, device: torch.device) -> bool:
-    """Whether a block's weights are on the device when it runs: because they stream, or because they stay there."""
+    """Whether a block's weights are on the device when it runs, because they stream or stay
+    there."""
     if STREAMED in block.__dict__:
         return True
     return all(
@@ -115,7 +116,8 @@ def is_at_hand(block: Any, device: torch.device) -> bool:
 
 
 def modules_of(block: Any) -> Iterator[Any]:
-    """The block, and all within it. As `modules`, which also makes a name for each: every call asks this of every block."""
+    """The block and all modules within it. Quicker than `modules`, which also makes a name for
+    each: every call asks this of every block."""
     waiting = [block]
     while waiting:
         module = waiting.pop()
@@ -132,8 +134,8 @@ class Seen:
 
     tokens   how many are computed, from the first one on
     visible  [batch, tokens] bool, on the CPU; None: all are
-    lengths  [batch] int32: keys from there on are not seen. None: all are, or `mask` says it
-    mask     [batch, 1, 1, tokens] bool, where the keys that are seen do not come first
+    lengths  [batch] int32: the number of keys that are seen. None: all are, or `mask` says it
+    mask     [batch, 1, 1, tokens] bool, where the visible keys do not come first
     """
 
     tokens: int
@@ -143,19 +145,19 @@ class Seen:
 
     @property
     def on_the_device(self) -> Seen:
-        """All that blocks look at."""
+        """The part that blocks read: without `visible`, which is on the CPU."""
         return replace(self, visible=None)
 
 
 def seen(x: Tensor, attention_mask: Tensor | None, *, trims: bool) -> Seen:
-    """Of the embeddings x [batch, tokens, width] under a mask [batch, tokens].
+    """Which tokens of x [batch, tokens, width] are computed and seen under a mask [batch, tokens].
 
-    trims: what is not seen is zeroed by the caller, so that what comes behind the last token that is seen need not be computed
+    trims: the caller zeroes masked tokens, so those after the last visible one need not be computed
     """
     tokens = x.shape[1]
     if attention_mask is None:
         return Seen(tokens)
-    # As stock reads it. The device has nothing to do yet that this would wait for.
+    # The comparison is stock's. `cpu()` waits for nothing, because the device has no work yet.
     visible = (attention_mask == 1).cpu()
     if trims:
         last = int((visible * torch.arange(1, tokens + 1)).amax()) if visible.numel() else 0
@@ -178,12 +180,14 @@ def padded(x: Tensor, tokens: int) -> Tensor:
 
 
 class FusedEmbedding:
-    """What the class of a fused encoder's token embedding is mixed with: 2 GB do not cross the bus for some rows."""
+    """Mixed into the class of a fused encoder's token embedding, so that 2 GB do not cross the bus
+    for a few rows."""
 
     fusestream_policy: KernelPolicy
 
     def forward(self, ids: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
-        """Stock's Embedding, of rows that are picked where the table is: ids [...] -> [..., width]."""
+        """Stock's Embedding, but rows are picked on the table's device: ids [...] -> [...,
+        width]."""
         module: Any = self
         patched = module.weight_function or getattr(module, "weight_lowvram_function", None) is not None
         forced = self.fusestream_policy.default == "on"
@@ -194,6 +198,7 @@ class FusedEmbedding:
 
 
 def gather(table: Tensor, ids: Tensor, out_dtype: torch.dtype | None) -> Tensor:
-    """Rows of a table that is on another device than the ids."""
+    """Rows of a table that is on another device than ids [...]: [..., width], on the ids'
+    device."""
     rows = table[ids.to(table.device)].to(ids.device)
     return rows if out_dtype is None else rows.to(out_dtype)

@@ -1,17 +1,20 @@
 """A layer of a language model, stock's TransformerBlock, over our kernels, in FP16 around an FP32
 stream (`weights/fp32_residual.py`).
 
-    x += o(attention(rope(rms(q(n))), rope(rms(k(n))), v(n)))      n = rms(x); rms of each head; each of 8 key heads for several
+    x += o(attention(rope(rms(q(n))), rope(rms(k(n))), v(n)))      n = rms(x)
     x += down(silu(gate(n)) * up(n))                               n = rms(x)
 
-Attention is causal within the kernel, and padded keys do not exist for it: no mask of all pairs of tokens is made. With precision
-`precise` q and k are normalised and turned in FP32 and rounded once, and of v attention is given what rounding took from it too.
+The norms of q and k are per head, and several query heads share a key head. Attention is causal
+within the kernel, and padded keys do not exist for it, so no mask of all pairs of tokens is made.
+With precision `precise` q and k are normalised and turned in FP32 and rounded once, and attention
+gets v in two parts, the value and its rounding error.
 
-A token that is written passes alone (`Next`). A row or two of a product take the time that its weight's bytes take, so all of it is
-`precise`, in two parts, and weights are read as they are stored. Its keys and values go where the prompt's are kept, and nothing
-that it is told is on the host: a graph may hold its way through all layers.
+A token that is being written passes alone (`Next`). A product of a row or two takes as long as
+reading its weight, so everything is `precise`, in two parts, and weights are read as they are
+stored. Keys and values go into the prompt's buffers, and no argument is on the host, so that a
+graph may hold the way through all layers.
 
-Long prompts, as pictures make them, pass in chunks: each sees the keys that those before it left.
+Long prompts, such as those with pictures, pass in chunks. Each chunk sees the keys of those before.
 """
 
 from __future__ import annotations
@@ -40,9 +43,9 @@ CHUNK = 2048  # tokens: 100 MB of fp32 between the first products and the attent
 
 @dataclass(frozen=True)
 class Pictures:
-    """What a prompt's pictures add to the stream behind the first layers (deepstack).
+    """What a prompt's pictures add to the stream after the first layers (deepstack).
 
-    places  [n] int64: the tokens that pictures are, of a single prompt
+    places  [n] int64: the tokens of a single prompt that stand for pictures
     seen    for each of the first layers [n, width] fp32
     """
 
@@ -50,19 +53,19 @@ class Pictures:
     seen: Sequence[Tensor]
 
     def add(self, x: Tensor, layer: int) -> None:
-        """x [1, tokens, width] comes out of this layer, and is added to in place."""
+        """Add to x [1, tokens, width], the output of this layer, in place."""
         if layer < len(self.seen):
             x[0].index_add_(0, self.places, self.seen[layer].to(x))
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """What every layer of one call shares.
+    """What all layers of one call share.
 
     wide              how to compute
     seen              which tokens are computed and seen
-    lengths_of_parts  [2] int32: of a single prompt `seen.lengths`, for both parts of its values
-    cos, sin          [1, 1, tokens, head / 2] fp32
+    lengths_of_parts  [2] int32: `seen.lengths` of a single prompt, once for each part of its values
+    cos, sin          [1 or batch, 1, tokens, head / 2] fp32
     pictures          what they add to the stream
     """
 
@@ -76,10 +79,10 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Kept:
-    """The keys and values of tokens, as one layer has them.
+    """The keys and values of one layer.
 
     k       [batch, tokens, key heads, d] fp16
-    values  [parts, batch, tokens, key heads, d] fp16, which add up
+    values  [parts, batch, tokens, key heads, d] fp16; the parts add up
     """
 
     k: Tensor
@@ -87,22 +90,23 @@ class Kept:
 
     @staticmethod
     def empty(like: Tensor, parts: int, batch: int, tokens: int, heads: int, d: int) -> Kept:
-        """Room for so many. like: on whose device."""
+        """Uninitialised buffers for so many tokens, on the device of `like`."""
         room = torch.empty(1 + parts, batch, heads, tokens, d, dtype=torch.float16, device=like.device)
         return Kept.of(room)
 
     @staticmethod
     def of(room: Tensor) -> Kept:
-        """room: [1 + parts, batch, key heads, tokens, d], keys first: the rows of a head lie together."""
+        """Views of room [1 + parts, batch, key heads, tokens, d], keys first. The rows of a head
+        are adjacent."""
         return Kept(room[0].transpose(1, 2), room[1:].transpose(2, 3))
 
 
 @dataclass(frozen=True)
 class Next:
-    """What every layer shares of one more token.
+    """What all layers share of one more token.
 
     wide      how to compute
-    cos, sin  [places, head / 2] fp32, of each place that there is room for
+    cos, sin  [places, head / 2] fp32, for each place that the cache has
     at        [1] int32: the token's place
     """
 
@@ -113,7 +117,7 @@ class Next:
 
 
 class FusedLayer:
-    """What the class of a fused layer, stock's TransformerBlock, is mixed with."""
+    """Mixed into the class of a fused layer, stock's TransformerBlock."""
 
     def forward(
         self,
@@ -123,16 +127,21 @@ class FusedLayer:
         optimized_attention: Any = None,
         past_key_value: Any = None,
     ) -> Any:
-        """Stock's TransformerBlock. Where the stack is ours, `attention_mask` is its `Prompt`, x [batch, tokens, width] is its own
-        fp32 stream, which is added to in place, and `past_key_value` where keys are to stay; else it is stock's call. Of one more
-        token, its `Next`, the stream is new."""
+        """Stock's TransformerBlock, with our arguments where the stack is ours.
+
+        `attention_mask` is then the stack's `Prompt`; x [batch, tokens, width] fp32 is its own
+        stream, which is added to in place; and `past_key_value` is the `Kept` to fill, or None. For
+        one more token `attention_mask` is its `Next`, and the output is a new tensor. Anything else
+        is a call of stock's.
+        """
         if isinstance(attention_mask, Next):
             return one_more(self, x, attention_mask, past_key_value), None
         if not isinstance(attention_mask, Prompt):
             return super().forward(  # type: ignore[misc]
                 x, attention_mask, freqs_cis, optimized_attention, past_key_value
             )
-        comfy.model_management.throw_exception_if_processing_interrupted()  # stock's operations ask; ours do not
+        # Stock's operations ask this; ours do not.
+        comfy.model_management.throw_exception_if_processing_interrupted()
         layer: Any = self
         attend(layer, x, attention_mask, past_key_value)
         norm, mlp = layer.post_attention_layernorm, layer.mlp
@@ -142,7 +151,8 @@ class FusedLayer:
 
 
 def attend(layer: Any, x: Tensor, prompt: Prompt, kept: Kept | None = None) -> None:
-    """x += o(attention(...)) of the normalised x. kept: where its keys and values are to stay; None: nobody asks for them again."""
+    """x += o(attention(...)) of the normalised x. kept: receives keys and values; None: they are
+    not needed again."""
     module, wide, tokens = layer.self_attn, prompt.wide, x.shape[1]
     if kept is None and tokens <= CHUNK:
         q, k, values = turned(layer, x, prompt, slice(0, tokens))
@@ -155,15 +165,15 @@ def attend(layer: Any, x: Tensor, prompt: Prompt, kept: Kept | None = None) -> N
         q, k, values = turned(layer, x[:, first:last], prompt, slice(first, last))
         kept.k[:, first:last] = k
         if len(kept.values) < len(values):
-            values = values[:1]  # what stays for later is one number
+            values = values[:1]  # only the first part is kept
         kept.values[:, :, first:last] = values
         found = [attended(q, kept.k[:, :last], part[:, :last], prompt) for part in kept.values]
         wide.add(x[:, first:last], found, module.o_proj)
 
 
 def turned(layer: Any, x: Tensor, prompt: Prompt, some: slice) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries and keys of x [batch, tokens, width], [batch, tokens, heads, d] fp16 each, and its values [parts, batch, tokens, key
-    heads, d]. some: which tokens of the prompt these are."""
+    """Queries and keys of x [batch, tokens, width], [batch, tokens, heads, d] fp16 each, turned,
+    and values [parts, batch, tokens, key heads, d]. some: which tokens of the prompt x has."""
     module, wide, norm = layer.self_attn, prompt.wide, layer.input_layernorm
     h = wide.operand(x, norm.weight, norm.eps)
     found = wide.projections(h, (module.q_proj, module.k_proj, module.v_proj), halves=False)
@@ -178,8 +188,8 @@ def turned(layer: Any, x: Tensor, prompt: Prompt, some: slice) -> tuple[Tensor, 
 
 
 def seen_values(q: Tensor, k: Tensor, values: Tensor, prompt: Prompt) -> Sequence[Tensor]:
-    """Attention over each part of the values [parts, batch, tokens, key heads, d]: as many of [batch, tokens, heads * d]. Both
-    parts of a single prompt are one call, as if they were two prompts."""
+    """Attention over each part of the values [parts, batch, tokens, key heads, d]: [batch, tokens,
+    heads * d] for each part. Both parts of a single prompt are one call, like a batch of two."""
     parts = values.shape[0]
     if parts > 1 and q.shape[0] == 1:
         q, k = (t.expand(parts, -1, -1, -1) for t in (q, k))
@@ -189,8 +199,8 @@ def seen_values(q: Tensor, k: Tensor, values: Tensor, prompt: Prompt) -> Sequenc
 
 
 def attended(q: Tensor, k: Tensor, v: Tensor, prompt: Prompt, lengths: Tensor | None = None) -> Tensor:
-    """Attention of the last tokens of those that there are keys of: [batch, queries, heads * d]. lengths: in place of the
-    prompt's."""
+    """Attention of the last tokens over all keys so far: [batch, queries, heads * d]. lengths:
+    replaces the prompt's."""
     seen, keys = prompt.seen, k.shape[1]
     mask = None if seen.mask is None else seen.mask[..., :keys]
     options: Any = {"causal": q.shape[1] > 1, "key_lengths": seen.lengths if lengths is None else lengths}
@@ -201,7 +211,8 @@ def attended(q: Tensor, k: Tensor, v: Tensor, prompt: Prompt, lengths: Tensor | 
 
 
 def one_more(layer: Any, x: Tensor, token: Next, kept: Kept) -> Tensor:
-    """The layer of x [1, 1, width] fp32, which stays as it is: a new one. Its keys and values are kept."""
+    """A new stream [1, 1, width] after this layer, from x [1, 1, width] fp32. Its keys and values
+    are kept."""
     module, mlp, ops = layer.self_attn, layer.mlp, token.wide.ops
     h = parts_of(layer.input_layernorm, x, token)
     found = few_products(h, (module.q_proj, module.k_proj, module.v_proj), ops, joined=True)
@@ -219,5 +230,5 @@ def one_more(layer: Any, x: Tensor, token: Next, kept: Kept) -> Tensor:
 
 
 def parts_of(norm: Any, x: Tensor, token: Next) -> Tensor:
-    """What products are given of x, normalised, in two parts: [2, *x.shape] fp16."""
+    """x normalised, in two parts, as products take it: [2, *x.shape] fp16."""
     return rms_parts(x, norm_weight(norm.weight, x), eps=norm.eps, policy=token.wide.ops)

@@ -1,7 +1,8 @@
-"""What the layers of a language model with Qwen3's blocks have in a file: every sound one has at least this of them.
+"""The tensors of the layers of a language model with Qwen3's blocks, which every sound file has.
 
-Its words' matrix and the last norm are no part of that: who only reads layers in the middle publishes files without them, and what
-the network that stock builds needs of them shows then.
+The output matrix and the last norm are not among them, because files without these are published
+for models that read only layers in the middle. If the network that stock builds needs them, that
+shows later.
 """
 
 from __future__ import annotations
@@ -13,19 +14,22 @@ from collections.abc import Iterable, Mapping
 from ...memory import WeightFile
 from ..base.family import Shape
 
-# Norms of each head are Qwen3's and Gemma 3's, of which one has four more norms in a layer.
+# Qwen3 and Gemma 3 have norms of each head; Gemma 3 has `pre_feedforward_layernorm`, too.
 MARKS = ("self_attn.q_norm", "self_attn.k_norm", "mlp.gate_proj", "post_attention_layernorm")
 OTHERS = (
     *("pre_feedforward_layernorm.weight", "self_attn.q_proj.bias"),
-    *("self_attn.qkv_proj.weight", "mlp.gate_up_proj.weight"),  # several matrices as one: left to stock
+    # several matrices as one: left to stock
+    *("self_attn.qkv_proj.weight", "mlp.gate_up_proj.weight"),
 )
-# The layers of those that stock builds, by width and by the width of the feed-forward: 0.6B, 1.7B or 2B, 4B, 8B.
+# Number of layers of the models that stock builds, by the widths of stream and feed-forward: 0.6B,
+# 1.7B or 2B, 4B, 8B.
 PUBLISHED = {(1024, 3072): 28, (2048, 6144): 28, (2560, 9728): 36, (4096, 12288): 36}
 WIDTHS = frozenset(width for width, _ in PUBLISHED)
 
 
 def has_these_layers(header: WeightFile, root: str) -> bool:
-    """root: what the names of the model begin with, `model.` for one."""
+    """Whether the file has layers of this kind. root: prefix of the model's names, such as
+    `model.`."""
     first, names = f"{root}layers.0.", header.extents.keys()
     if not all(f"{first}{name}.weight" in names for name in MARKS):
         return False
@@ -33,7 +37,7 @@ def has_these_layers(header: WeightFile, root: str) -> bool:
 
 
 def width_of(header: WeightFile, root: str) -> int | None:
-    """Of the stream; None: that cannot be told."""
+    """Width of the stream; None: the file does not tell."""
     extent = header.extents.get(f"{root}layers.0.post_attention_layernorm.weight")
     return extent.shape[0] if extent is not None and len(extent.shape) == 1 else None
 
@@ -47,7 +51,7 @@ def expected_layers(header: WeightFile, root: str) -> Mapping[str, Shape | None]
             layers.setdefault(int(found[1]), {})[found[2]] = extent.shape
 
     def rows(name: str) -> int | None:
-        """Of a tensor, in most layers. Packed or not, there are as many rows."""
+        """Rows of a tensor in most layers. A packed tensor has as many rows."""
         return usual(inside[name][0] for inside in layers.values() if inside.get(name))
 
     width, head = rows("input_layernorm.weight"), rows("self_attn.q_norm.weight")

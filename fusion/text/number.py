@@ -1,4 +1,4 @@
-"""A token's number on its way to the host, while the device goes on with the next token."""
+"""A token's number, copied to the host while the device goes on with the next token."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Number:
-    """Of the tokens of one text, one after the other."""
+    """The numbers of one text's tokens, one after the other."""
 
     def __init__(self, device: torch.device) -> None:
         self._found = -1
@@ -17,7 +17,8 @@ class Number:
             self._there = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def send(self, token: Tensor) -> None:
-        """token: [1, 1] int64. Nobody waits: what the device is asked for from now on comes behind it."""
+        """Start copying token [1, 1] int64, without waiting: later work of the device queues behind
+        the copy."""
         if self._room is None or self._there is None:
             self._found = int(token[0])
             return
@@ -25,7 +26,7 @@ class Number:
         self._there.record()
 
     def read(self) -> int:
-        """The one that was sent last. The host waits until it is there."""
+        """The number that was sent last, after waiting for it."""
         if self._room is not None and self._there is not None:
             self._there.synchronize()
             self._found = int(self._room[0])

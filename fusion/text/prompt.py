@@ -1,4 +1,4 @@
-"""What the layers of a language model share of one prompt, or why stock computes it."""
+"""What the layers of a language model share for one prompt, or why stock computes it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from . import common
 from .common import seen
 from .layer import Pictures, Prompt
 
-# What a stack may be called with, and what of that changes nothing here.
+# Arguments of a stack that change nothing here.
 UNUSED = frozenset(("dtype", "embeds_info", "input_ids"))
 OF_PICTURES = frozenset(("position_ids", "visual_pos_masks", "deepstack_embeds"))
 WRITES = "past_key_values"
@@ -37,7 +37,7 @@ def prompt_of(
     reason = common.obstacle(stack.layers, x, attention_mask, policy, on_cpu=stack.fusestream_on_cpu, runs=runs)
     if reason is not None:
         return reason
-    # A token alone sees itself, masked or not: an empty prompt.
+    # A single token sees itself, masked or not, because the prompt is empty then.
     found = seen(x, attention_mask if x.shape[1] > 1 else None, trims=stack.fusestream_trims)
     if found.visible is not None and not stack.fusestream_trims and not bool(found.visible[:, :1].all()):
         return "a prompt begins with padding"
@@ -52,8 +52,12 @@ def prompt_of(
 
 
 def table_of(stack: Any, positions: Tensor | None, x: Tensor, tokens: int) -> tuple[Tensor, Tensor] | str:
-    """Cosines and sines of the first so many tokens, [1 or batch, 1, tokens, head / 2] fp32, or why there are none. positions: of
-    all tokens, [1 or batch, tokens], or in three dimensions [3, tokens]; None: one after the other."""
+    """Cosines and sines of the first so many tokens, [1 or batch, 1, tokens, head / 2] fp32 each,
+    or a reason why not.
+
+    positions: of all tokens, [1 or batch, tokens], or in three dimensions [1 or 3, tokens]; None:
+    0, 1, ..
+    """
     if positions is None:
         positions = torch.arange(tokens, device=x.device)[None]
     rows = (3,) if stack.config.rope_dims else (len(x),)
@@ -65,7 +69,8 @@ def table_of(stack: Any, positions: Tensor | None, x: Tensor, tokens: int) -> tu
 
 
 def pictures_of(x: Tensor, marks: Tensor | None, seen: Sequence[Tensor] | None) -> Pictures | str | None:
-    """What a prompt's pictures add, or why that is left to stock. marks: [1, tokens] bool, which tokens they are."""
+    """What the pictures of a prompt add, or why that is left to stock. marks: [1, tokens] bool,
+    true where a token stands for a picture."""
     if marks is None or not seen:
         return None
     if len(x) > 1 or marks.shape != x.shape[:2]:
@@ -74,8 +79,8 @@ def pictures_of(x: Tensor, marks: Tensor | None, seen: Sequence[Tensor] | None) 
 
 
 def needed(count: int, taps: Taps, *, reads_last: bool) -> int:
-    """How many of so many layers have to run. What is tapped at i is what goes into layer i, or with a single number what comes out
-    of it."""
+    """How many of so many layers have to run. A list of taps means the input of layer i, a single
+    number the output of layer i."""
     if reads_last or taps is None or isinstance(taps, str):
         return count
     if isinstance(taps, list):

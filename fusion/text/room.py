@@ -1,9 +1,10 @@
 """What ComfyUI is to keep free of the weights of a text encoder that can write.
 
-It keeps the same for whatever computes, in which keys and values of a text are not foreseen: they would lie in what it keeps for
-the desktop, or weights would have to leave for them at each text, which takes half a second. Nor is what a long prompt or a picture
-takes while it is read: of a picture of 768x768 a third of a GiB, which two networks take one after the other in pieces of different
-sizes.
+ComfyUI keeps the same amount for any computation, and does not foresee the keys and values of a
+text. They would lie in what it keeps for the desktop, or weights would have to leave for them at
+each text, which takes half a second. Nor does it foresee what reading a long prompt or a picture
+takes: a third of a GiB for a picture of 768x768, which two networks take one after the other in
+pieces of different sizes.
 """
 
 from __future__ import annotations
@@ -18,23 +19,28 @@ from ..weights.fp32_residual import CHUNK_ROWS
 from .cache import AT_FIRST, kept_bytes, rounded
 from .common import encoders
 
-PIXELS = 28 * 28  # of a picture for each of its tokens, at the least
-PATCHES = 3072  # of a picture, between two products: 100 MB of fp32, for the 8B's eyes. One of 768x768 has 2304
+PIXELS = 28 * 28  # pixels of a picture for each of its tokens, at the least
+# Patches of a picture between two products: 100 MB of fp32, for the 8B's eyes. A picture of 768x768
+# has 2304.
+PATCHES = 3072
 OF_A_TOKEN = 4
-# Bytes of a feed-forward for each of a token's hidden values: two parts of two sums in fp32, two of what follows in fp16. The rest,
-# a fifth of it, is what else there is of a token meanwhile.
+# Bytes of the feed-forward for each of a token's hidden values: two parts of two sums in fp32, two
+# parts of what follows in fp16. The rest, a sixth, is for everything else of a token.
 READ = 24
-SEEN = 16  # the same of a patch in the eyes, of one sum
-STREAM = 12  # bytes of a patch for each of its numbers, from end to end: the stream in fp32, queries, keys and values in fp16
+SEEN = 16  # the same for a patch in the eyes, with one sum
+# Bytes of a patch for each number of its width, throughout: the stream in fp32; queries, keys and
+# values in fp16.
+STREAM = 12
 
 
 class AsksForRoom:
-    """What the class of stock's text encoder model is mixed with."""
+    """Mixed into the class of stock's text encoder model."""
 
     def memory_estimation_function(
         self, token_weight_pairs: Mapping[str, Any], device: torch.device | None = None
     ) -> float:
-        """Bytes, for these tokens as a tokenizer gives them. ComfyUI adds what it reserves for the desktop."""
+        """Bytes for these tokens as a tokenizer gives them. ComfyUI adds what it reserves for the
+        desktop."""
         stocks = getattr(super(), "memory_estimation_function", None)
         known: float = 0 if stocks is None else stocks(token_weight_pairs, device=device)
         if device is None or device.type == "cpu":
@@ -50,7 +56,8 @@ class AsksForRoom:
 
 
 def _beside(net: Any, tokens: int, patches: int) -> int:
-    """What a prompt of so many tokens, in whose pictures are so many patches, takes beside a network's weights."""
+    """Bytes that a prompt of so many tokens, with so many patches in its pictures, takes in
+    addition to a network's weights."""
     stack: Any = net.model
     eyes: Any = getattr(net, "visual", None)
     read: int = READ * stack.config.intermediate_size * min(tokens, CHUNK_ROWS)
@@ -62,19 +69,19 @@ def _beside(net: Any, tokens: int, patches: int) -> int:
 
 
 def lengths(tokens: Mapping[str, Any], of: Callable[[Sequence[Any]], int] | None = None) -> Iterator[int]:
-    """Of each prompt. of: how much an entry counts; its tokens, if not said."""
+    """The length of each prompt. of: what an entry counts; by default its tokens."""
     for prompts in tokens.values():
         for prompt in prompts:
             yield sum((of or _places)(entry) for entry in prompt)
 
 
 def _seen(entry: Sequence[Any]) -> int:
-    """Tokens of a picture; of others none."""
+    """Tokens of a picture; 0 for other entries."""
     return _places(entry) if isinstance(entry[0], Mapping) and entry[0].get("data") is not None else 0
 
 
 def _places(entry: Sequence[Any]) -> int:
-    """Of a token, an embedding of several, or a picture."""
+    """Tokens of an entry: a token, an embedding of several, or a picture."""
     token = entry[0]
     if isinstance(token, Mapping):
         data = token.get("data")

@@ -1,7 +1,8 @@
-"""Which token comes next, chosen as stock chooses: the same seed gives the same tokens where the logits are the same.
+"""The choice of the next token, as stock makes it: the same seed gives the same tokens where the
+logits are the same.
 
-Stock's own function chooses. What it takes from the host, the tokens so far, whose repetition it may make less likely, is kept on
-the device here: nobody waits.
+Stock's own function chooses. The set of tokens so far, which stock reads on the host to penalise
+repetition, is kept on the device here, so nothing waits.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ class Wish:
 
 
 class Sampler:
-    """Of one text."""
+    """Chooses the tokens of one text."""
 
     def __init__(self, network: Any, wish: Wish, words: int, before: Sequence[int], device: torch.device) -> None:
-        """words: that there are. before: tokens that count as written already."""
+        """words: size of the vocabulary. before: tokens that count as written already."""
         self._network, self._wish = network, wish
         seed: Any = wish.seed
         self._generator = torch.Generator(device=device).manual_seed(seed) if wish.do_sample else None
@@ -49,7 +50,7 @@ class Sampler:
             self._written[0, token] = True
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """The next token [1, 1], of logits [1, words] fp32, which may be written to."""
+        """The next token [1, 1], from logits [1, words] fp32, which may be overwritten."""
         w = self._wish
         if w.minds_repetition:
             logits = torch.where(self._written, self._less_likely(logits), logits)
@@ -61,7 +62,7 @@ class Sampler:
         return token
 
     def _less_likely(self, logits: Tensor) -> Tensor:
-        """Stock's arithmetic, of all."""
+        """Stock's penalties, applied to all logits."""
         by, less = self._wish.repetition_penalty, self._wish.presence_penalty
         if by != 1.0:
             logits = torch.where(logits < 0, logits * by, logits / by)

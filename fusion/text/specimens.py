@@ -1,7 +1,9 @@
-"""What the specimens of language models have in common: stock's encoder around a small one, what is read of it, what it writes.
+"""What the specimens of language models share: stock's encoder around a small one, what is read of
+it, and what it writes.
 
-A text is written twice. The likeliest word each time, of which repetition takes some likelihood; and of words that are nearly
-alike by the seed. So neither depends on the last digits of what comes out of the layers: stock writes in bf16 on a card.
+A text is written twice: by the likeliest token with penalties for repetition, and by the seed among
+tokens that are nearly alike. So neither depends on the last digits of the layers' output, which
+stock computes in bf16 on a card.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ REPLACES: dict[type, type] = {
 }
 PARTS = (stock.Attention, stock.MLP, stock.RMSNorm, stock.BaseLlama, stock.BaseQwen3)
 SOURCE = (stock, comfy.sd1_clip.SDClipModel, *PARTS)
-# As stock's models ask: layers by number, the last but one, the last.
+# The ways in which stock's models ask: layers by number, the last but one, the last.
 READ = (([1, LAYERS], None), ("hidden", -2), ("last", None))
 LIKELIEST = {
     "max_length": 3,
@@ -74,7 +76,7 @@ def built(draw: Draw, network: Any, config: dict[str, Any]) -> Any:
 
 
 def read(model: Any, prompts: Sequence[Sequence[Any]], ways: Sequence[tuple[Any, int | None]] = READ) -> list[Any]:
-    """What the encoder makes of prompts, in each way in which it is asked."""
+    """The encoder's outputs for these prompts, for each way of asking."""
     found = []
     for model.layer, model.layer_idx in ways:
         found.append(model(prompts))
@@ -84,5 +86,6 @@ def read(model: Any, prompts: Sequence[Sequence[Any]], ways: Sequence[tuple[Any,
 def written(model: Any, prompt: Sequence[Any], wishes: Sequence[dict[str, Any]] = (LIKELIEST, BY_SEED)) -> list[Tensor]:
     """The tokens that follow a prompt, chosen in each of these ways."""
     tokens = [[(part, 1.0) for part in prompt]]
-    with token_rate.untold(), contextlib.redirect_stderr(io.StringIO()):  # where stock shows how far a text is
+    # here stock shows a progress bar
+    with token_rate.untold(), contextlib.redirect_stderr(io.StringIO()):
         return [torch.tensor(model.generate(tokens, do_sample=True, seed=7, **wish)) for wish in wishes]

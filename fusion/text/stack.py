@@ -1,20 +1,24 @@
-"""Language models that read prompts over our kernels: stock's own modules (`layer.py`), as far as anybody reads what comes out.
+"""Language models that read prompts over our kernels: stock's modules (`layer.py`), run as far as
+their output is read.
 
 Stock computes them in FP32 and widens every weight at every use.
 
-Layers that nothing reads are not computed. Flux.2 klein takes what goes into layers 9, 18 and 27 of 36, Z-Image what comes out of
-the last but one. Stock's stack does not know that its own end is not read, so the encoder around it tells (`TellsWhatIsRead`). Of a
-streamed encoder those layers are not brought either, before one of them is called (`idle`).
+Layers whose output is not read are not computed. Flux.2 klein takes the inputs of layers 9, 18 and
+27 of 36, Z-Image the output of the last but one. Stock's stack does not know that its last output
+is not read, so the encoder around it says so (`TellsWhatIsRead`). In a streamed encoder those
+layers are not copied either until one of them is called (`idle`).
 
-Padding. Tokens behind the end are seen by nobody before them, but they see: what comes out for them is as much a part of the
-encoding as the rest (Flux.2 klein pads a prompt to 512 tokens, and its model looks at all of them), so they are computed, unless
-the caller zeroes them (`zero_out_masked`: Ovis). Of padding before the prompt stock makes an average over tokens that are not to
-be seen; that is left to stock, where it counts.
+Padding. Tokens after the end are not seen by those before them, but they see. Their output is as
+much a part of the encoding as the rest (Flux.2 klein pads a prompt to 512 tokens, and its model
+looks at all of them), so they are computed, unless the caller zeroes them (`zero_out_masked`:
+Ovis). For padding before the prompt stock averages over masked tokens; such calls are left to
+stock, where the output counts.
 
-Pictures. Where a prompt has some, tokens have positions in three dimensions, which share the pairs of a head among them as stock's
-table has it, and the first layers add to the stream what the eyes saw early (`Pictures`).
+Pictures. A prompt with pictures has positions in three dimensions, which share the pairs of a head
+as stock's table has it, and the first layers add to the stream what the eyes saw early
+(`Pictures`).
 
-Text is written by `writing.py`, over the same layers.
+`writing.py` writes text with the same layers.
 """
 
 from __future__ import annotations
@@ -47,10 +51,10 @@ OPS = (
 
 
 def fuse(model: nn.Module, policy: KernelPolicy = STANDARD, *, on_cpu: bool = False) -> int:
-    """Let every language model of these blocks in a stock text encoder model compute through our ops from now on. In place. Returns
-    how many layers: none where all is left to stock.
+    """Let all language models with these blocks in a stock text encoder model compute through our
+    ops, in place. Returns how many layers, 0 if all is left to stock.
 
-    on_cpu: on the CPU too, where the ops run their references: slower than stock's computation there, for tests.
+    on_cpu: on the CPU too, where the ops run their references: slower than stock, for tests.
     """
     fused = 0
     for owner, net in () if all_off(policy, OPS) else encoders(model):
@@ -80,20 +84,20 @@ def fuse(model: nn.Module, policy: KernelPolicy = STANDARD, *, on_cpu: bool = Fa
 
 
 def reads_as_stock(owner: Any) -> bool:
-    """Whether an encoder reads of its stack what stock's class does."""
+    """Whether an encoder reads the same outputs of its stack as stock's class."""
     forward = next(vars(kind)["forward"] for kind in type(owner).__mro__ if "forward" in vars(kind))
     return forward in (comfy.sd1_clip.SDClipModel.forward, TellsWhatIsRead.forward)
 
 
 class TellsWhatIsRead:
-    """What the class of stock's encoder around a fused stack is mixed with."""
+    """Mixed into the class of stock's encoder around a fused stack."""
 
     transformer: Any
     layer: Any
     layer_idx: Any
 
     def forward(self, tokens: Any) -> Any:
-        """Stock's, which reads of its stack either the last output or what it tapped."""
+        """Stock's forward, which reads the stack's last output or its taps, but not both."""
         told = self.transformer.model.__dict__
         told[READS_LAST] = self.layer == "last"
         try:
@@ -103,7 +107,7 @@ class TellsWhatIsRead:
 
 
 def idle(model: nn.Module, device: torch.device) -> int:
-    """How many of the last layers no encoding runs, as the model is asked by default, on this device."""
+    """Number of last layers that no encoding runs with the model's default taps on this device."""
     found = list(encoders(model))
     if len(found) != 1:
         return 0
@@ -120,10 +124,10 @@ def idle(model: nn.Module, device: torch.device) -> int:
 
 
 class FusedStack:
-    """What the class of a fused stack, stock's `Llama2_`, is mixed with.
+    """Mixed into the class of a fused stack, stock's `Llama2_`.
 
-    fusestream_trims        masked tokens are zeroed by the caller
-    fusestream_on_cpu       computes there too, over the references
+    fusestream_trims        the caller zeroes masked tokens
+    fusestream_on_cpu       also computes on the CPU, over the references
     fusestream_reads_last   the caller reads the last output
     """
 
@@ -142,8 +146,9 @@ class FusedStack:
         final_layer_norm_intermediate: bool = True,
         **others: Any,
     ) -> Any:
-        """Stock's Llama2_, of embeds [batch, tokens, width] fp32 under a mask [batch, tokens]. Returns the encoding, None where
-        nobody reads it, and what was tapped: of one layer, or [batch, taps, tokens, width]."""
+        """Stock's Llama2_, for embeds [batch, tokens, width] fp32 under a mask [batch, tokens].
+        Returns the encoding, or None if the caller does not read it, and the taps: [batch, tokens,
+        width] of one layer or [batch, taps, tokens, width] of several."""
         policy = self.fusestream_policy
         if not all_off(policy, OPS):
             found = prompt_of(self, embeds, attention_mask, intermediate_output, others)
@@ -164,7 +169,7 @@ class FusedStack:
 
 
 def encoded(stack: Any, prompt: Prompt, x: Tensor, taps: Taps, norms_taps: bool) -> tuple[Tensor | None, Tensor | None]:
-    """What `encode` returns, replayed where that pays."""
+    """What `encode` returns, replayed as a graph where that pays."""
 
     def body(prompt: Prompt, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
         return encode(stack, prompt, x, taps, norms_taps)
@@ -177,14 +182,14 @@ def encoded(stack: Any, prompt: Prompt, x: Tensor, taps: Taps, norms_taps: bool)
 
 
 def encode(stack: Any, prompt: Prompt, x: Tensor, taps: Taps, norms_taps: bool) -> tuple[Tensor | None, Tensor | None]:
-    """The layers, one after the other, over a stream of their own, as far as they are read."""
+    """Run the layers one after the other over a copy of x, as far as their output is read."""
     count, all_tokens, norm = len(stack.layers), x.shape[1], stack.norm
     runs = needed(count, taps, reads_last=stack.fusestream_reads_last)
     before, behind = places(count, taps)
     tapped: list[Tensor] = []
     x = x[:, : prompt.seen.tokens].clone(memory_format=torch.contiguous_format)
     bar: Any = comfy.utils.ProgressBar
-    # A stream's blocks are counted already.
+    # The blocks of a streamed model have a progress bar already.
     progress = None if STREAMED in stack.layers[0].__dict__ else bar(runs)
     for i in range(runs):
         if i in before:
@@ -213,7 +218,8 @@ def encode(stack: Any, prompt: Prompt, x: Tensor, taps: Taps, norms_taps: bool) 
 
 
 def places(count: int, taps: Taps) -> tuple[Sequence[int], int | None]:
-    """Before which layers the stream is tapped, of which `count` is behind the last norm, or behind which one."""
+    """Where the stream is tapped: before these layers (`count`: after the last norm), or after
+    one."""
     if taps is None:
         return (), None
     if isinstance(taps, str):
@@ -225,5 +231,5 @@ def places(count: int, taps: Taps) -> tuple[Sequence[int], int | None]:
 
 
 def normed(wide: Wide, x: Tensor, norm: Any) -> Tensor:
-    """The last norm of a stream [..., tokens, width] fp32."""
+    """A stream [..., tokens, width] fp32 after the last norm."""
     return wide.rms(x.flatten(0, -3), norm.weight, norm.eps, torch.float32).view(x.shape)

@@ -1,4 +1,5 @@
-"""How fast a text was written, beside what a token reads: for the log, and for the page, which shows it on the node that asked."""
+"""The rate at which a text was written, and what a token reads: for the log, and for the page,
+which shows it on the node."""
 
 from __future__ import annotations
 
@@ -22,13 +23,13 @@ _is_asked_for = ContextVar("_is_asked_for", default=True)
 
 @dataclass(frozen=True)
 class Pace:
-    """Of one text.
+    """The times of one text.
 
-    tokens   that were written
-    first    seconds to the first one, with the prompt read
+    tokens   number written
+    first    seconds to the first one, including the prompt
     seconds  for all others
-    nbytes   that a token reads: weights, and in the middle of the text keys and values
-    memory   bytes a second that the card's memory has at most; None: not known
+    nbytes   bytes that a token reads: weights, and the keys and values in the middle of the text
+    memory   bandwidth of the card's memory in bytes a second; None: not known
     """
 
     tokens: int
@@ -39,7 +40,7 @@ class Pace:
 
     @property
     def rate(self) -> float:
-        """Tokens a second, behind the first."""
+        """Tokens a second, without the first."""
         return (self.tokens - 1) / self.seconds if self.seconds > 0 else 0.0
 
     def words(self) -> str:
@@ -54,22 +55,22 @@ class Pace:
 
 
 def weight_bytes(modules: Iterable[Any]) -> int:
-    """As they are stored on the device, of modules whose weights may stream."""
+    """Stored bytes of the modules' weights, streamed ones included."""
     return sum(stored(weight).nbytes for module in modules for weight in module.parameters())
 
 
 def memory_of(device: torch.device) -> float | None:
-    """Bytes a second, by the card's clock and the width of its bus."""
+    """Bytes a second, by the card's memory clock and the width of its bus."""
     if device.type != "cuda":
         return None
     found = torch.cuda.get_device_properties(device)
     clock, width = (getattr(found, name, 0) for name in ("memory_clock_rate", "memory_bus_width"))
-    return 2e3 * clock * width / 8 or None  # kHz, of which both edges count
+    return 2e3 * clock * width / 8 or None  # kHz, two transfers a cycle
 
 
 @contextlib.contextmanager
 def untold() -> Iterator[None]:
-    """Nobody hears of texts that nobody asked for."""
+    """Keep texts that no user asked for from log and listeners."""
     token = _is_asked_for.set(False)
     try:
         yield
@@ -78,7 +79,7 @@ def untold() -> Iterator[None]:
 
 
 def tell(pace: Pace) -> None:
-    """The log, and who listens."""
+    """Tell the log and all listeners."""
     if not _is_asked_for.get():
         return
     words = pace.words()
@@ -90,11 +91,11 @@ def tell(pace: Pace) -> None:
 def _tell(listener: Listener, words: str) -> None:
     try:
         listener(words)
-    except Exception:  # whoever shows it is not worth a run
+    except Exception:  # showing it is not worth a failed run
         log.warning("this could not be shown", exc_info=True)
 
 
 def listen(listener: Listener) -> None:
-    """From now on this hears of every text. Called as often as one likes."""
+    """Call this listener for every text from now on. Repeated calls do no harm."""
     if listener not in _listeners:
         _listeners.append(listener)

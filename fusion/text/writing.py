@@ -1,22 +1,25 @@
-"""Text, written token by token by a language model whose layers are ours: stock's `generate`, of the same arguments.
+"""Text, written token by token by a language model whose layers are ours: stock's `generate`, with
+the same arguments.
 
-    prompt     all layers, one after the other, in chunks of tokens; keys and values are kept (`cache.py`)
-    a token    all layers of one row (`layer.Next`), the words' matrix, and the choice (`sampler.py`); its number crosses to the
-               host, which is the only wait
+    prompt     all layers, one after the other, in chunks of tokens; keys and values are kept
+               (`cache.py`)
+    a token    all layers of one row (`layer.Next`), the output matrix, and the choice
+               (`sampler.py`); its number crosses to the host, which is the only wait
 
-Between two tokens nothing that the device needs is on the host: the token's row of the embedding is taken where the table is, its
-place is counted there. So where a token is replayed, the device is asked for the next one before the host has read the number of
-this one, and never waits for the host. The last token of a text may be followed by one that nobody asked for; its keys and values
-lie where nobody looks. A table that stays in the file is asked by the host, which has to have the number for that.
+Between two tokens the device needs nothing from the host: the token's row of the embedding is taken
+on the device, and its place is counted there. So where a token is replayed, the device starts the
+next one before the host has read the number of this one, and never waits for the host. One unwanted
+token may follow the last one of a text; its keys and values are never read. An embedding that stays
+in the file is read by the host, which needs the number first.
 
-So a token's way through the layers, with the words' matrix where that stays in its place, is one
-CUDA graph, if the card would wait for the host (`graphs/calls.py`). It reads and writes keys and
-values where they lie: for other room it is captured anew, and it goes with the text. The first
-tokens are written launch after launch, since many a text is no longer.
+A token's way through the layers, and the output matrix if that stays in its place, is one CUDA
+graph if the card would wait for the host (`graphs/calls.py`). The graph reads and writes keys and
+values at their addresses, so it is captured anew when they move, and dropped with the text. The
+first tokens are launched kernel by kernel, because many texts end there.
 
-Stock writes with weights widened to bf16 or FP32 at each use, once for each token. What is written is the same where the
-arithmetic is: greedy text beside stock's FP32. Where a call is none of ours, stock's `generate` writes, and the ledger has the
-reason.
+Stock widens weights to bf16 or FP32 at each use, once for each token. The written text is the same
+where the arithmetic is: greedy text equals that of stock in FP32. Calls that are not ours are left
+to stock's `generate`, and the ledger has the reason.
 """
 
 from __future__ import annotations
@@ -61,12 +64,16 @@ OPS = (
     "rms_rope_keep",
     "rms_rope_sums",
 )
-EARLY = 4  # tokens that are written launch after launch: to capture one takes as long as some
-LONG = 32  # tokens: with that many more, what they do not use of a model that streams is worth its room to them
+# Number of first tokens that are launched kernel by kernel, because a capture takes as long as
+# several tokens.
+EARLY = 4
+# Number of tokens after which the weights that a text does not use give their room to those that it
+# does, where a model streams.
+LONG = 32
 
 
 class Writes:
-    """What the class of a network that can write is mixed with, around a fused stack."""
+    """Mixed into the class of a network that can write, around a fused stack."""
 
     model: Any
 
@@ -88,7 +95,8 @@ class Writes:
         presence_penalty: float | None = 0.0,
         **others: Any,
     ) -> list[int]:
-        """Stock's, of embeds [1, tokens, width]: the tokens that follow, up to one that ends the text."""
+        """Stock's generate, for embeds [1, tokens, width]: the tokens that follow, up to and with
+        one that ends the text."""
         wish = Wish(do_sample, temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, seed)
         stack, policy = self.model, self.model.fusestream_policy
         if not all_off(policy, OPS) and embeds is not None:
@@ -136,7 +144,7 @@ def _prompt_of(network: Any, x: Tensor, dtype: torch.dtype | None, others: Mappi
 
 
 def written(text: Text, sampler: Sampler, most: int, stops: Sequence[int]) -> list[int]:
-    """The tokens, up to one that ends the text, or so many."""
+    """The tokens up to and with one of `stops`, `most` at most."""
     bar: Any = comfy.utils.ProgressBar(most)
     tokens: list[int] = []
     times = [time.monotonic()]
@@ -153,8 +161,8 @@ def written(text: Text, sampler: Sampler, most: int, stops: Sequence[int]) -> li
 
 
 class _Ahead(NamedTuple):
-    """What came out for a token that nobody has asked for yet: `Text._pass`, and the weights' generation that it was computed
-    with."""
+    """The outcome of a token that was started early: `Text._pass`, and the generation of the
+    weights."""
 
     found: tuple[Tensor, bool]
     generation: Hashable
@@ -164,7 +172,8 @@ class Text:
     """A text that is being written."""
 
     def __init__(self, network: Any, prompt: Prompt, x: Tensor, most: int, position: int) -> None:
-        """x: the prompt's embeddings [1, tokens, width] fp32. most: tokens to be written. position: of the first of them."""
+        """x: the prompt's embeddings [1, tokens, width] fp32. most: tokens to write. position: of
+        the first of them."""
         self._network, self._stack, self._prompt = network, network.model, prompt
         self._x = x
         self._count, self._most, self._position = x.shape[1], x.shape[1] + most, position
@@ -173,11 +182,12 @@ class Text:
         self._cache: Cache | None = None
         self._next: Next | None = None
         self._written = 0
-        self._words_in_place: bool | None = None  # whether their matrix is read as it lies; None: not looked at yet
+        # Whether the output matrix is read as it is stored; None: not looked at yet.
+        self._words_in_place: bool | None = None
         head: Any = getattr(self._stack, "lm_head", None)
         self._head: Any = self._stack.embed_tokens if head is None else head
         if isinstance(head, NoHead):
-            head()  # which says what the file lacks
+            head()  # raises, and says what the file lacks
 
     def next(self, sampler: Sampler) -> int:
         """One more token."""
@@ -191,13 +201,14 @@ class Text:
             self._x = row
             if self._goes_on():
                 self._ahead = _Ahead(self._pass(), generation_of(self._stack.layers[0]))
-        found = self._number.read()  # the one time that the host waits
+        found = self._number.read()  # the only wait of the host
         if row is None:
             self._x = self._embedded(found)
         return found
 
     def _passed(self) -> tuple[Tensor, bool]:
-        """What comes out of the layers for the next token, as `_pass` has it: of the prompt, or of the last token."""
+        """The layers' output for the next token, as `_pass` returns it: from the prompt, or the
+        last token."""
         if self._cache is None:
             begin_writing(self._network, self._stack.layers)
             self._cache = Cache(self._stack, self._count, self._most, self._x.device)
@@ -208,7 +219,7 @@ class Text:
         if ahead is not None:
             if ahead.generation == generation_of(self._stack.layers[0]):
                 return ahead.found
-            self._again()  # with other weights
+            self._again()  # the weights changed
         if self._written == LONG:
             begin_writing(self._network, self._stack.layers, at_last=True)
         if self._count == self._cache.places:
@@ -218,29 +229,29 @@ class Text:
         return self._pass()
 
     def _goes_on(self) -> bool:
-        """Whether the next token may be begun before the number of this one is known: where it is replayed, and nothing is to be
-        done before."""
+        """Whether the next token may start before the host knows this one: if it is replayed, and
+        if the cache need not grow and no weights need to be arranged first."""
         assert self._cache is not None
         is_due = self._written == LONG or self._count == self._cache.places
         return EARLY < self._written < self._wanted and not is_due and stays(self._stack.layers[0])
 
     def _again(self) -> None:
-        """The last token passes once more, to the same place."""
+        """Let the last token pass once more, to the same place."""
         assert self._next is not None
         self._next.at.sub_(1)
         self._count -= 1
 
     def close(self) -> None:
-        """No token follows."""
+        """Drop the graphs: no token follows."""
         self._let_go()
 
     def bound(self, written: int) -> tuple[int, float | None]:
-        """Bytes that a token of so many reads, and what the card's memory has in a second."""
+        """Mean bytes that a token reads in a text of so many, and the card's bytes a second."""
         kept = 0 if self._cache is None else self._cache.nbytes(self._count - written // 2)
         return token_rate.weight_bytes((*self._stack.layers, self._head)) + kept, token_rate.memory_of(self._x.device)
 
     def _read(self) -> Tensor:
-        """The prompt, through all layers: what comes out for its last token, [1, 1, width]."""
+        """Run the prompt through all layers: the output for its last token, [1, 1, width]."""
         prompt, cache = self._prompt, self._cache
         assert cache is not None, "there is room"
         x = self._x.clone(memory_format=torch.contiguous_format)
@@ -251,8 +262,8 @@ class Text:
         return x[:, -1:].contiguous()
 
     def _pass(self) -> tuple[Tensor, bool]:
-        """The last token, through all layers: what comes out for it, [1, 1, width], or already its logits, and whether it is
-        them."""
+        """Run the last token through all layers: its output [1, 1, width], or its logits, and
+        whether it is the logits."""
         assert self._next is not None, "the prompt was read"
         if self._written < EARLY:
             x, with_words = self._through(self._x, with_words=False), False
@@ -260,13 +271,14 @@ class Text:
             with_words, first = self._words_stay(), self._stack.layers[0]
             body, key = partial(self._through, with_words=with_words), ("a token", with_words, self._prompt.wide)
             x = replayed(first, body, (self._x,), key, memory=self._next)
-        # Not before: whoever captures a token may let it pass twice, and each time it belongs to the same place.
+        # Only now, because a capture may run a token twice, and each run belongs to the same place.
         self._next.at.add_(1)
         self._count += 1
         return x, with_words
 
     def _through(self, x: Tensor, *, with_words: bool) -> Tensor:
-        """A token, through all layers, and the words' matrix. Nothing else but its keys and values is written."""
+        """A token through all layers, and the output matrix if asked. Writes only its keys and
+        values."""
         assert self._cache is not None
         for i, layer in enumerate(self._stack.layers):
             x, _ = layer(x=x, attention_mask=self._next, past_key_value=self._cache.of(i))
@@ -276,8 +288,9 @@ class Text:
             return self._logits(x)
 
     def _words_stay(self) -> bool:
-        """Whether a graph may hold their product. A matrix that streams would come twice for a token, for its row too; of one that
-        is not read as it lies a graph would hold a copy."""
+        """Whether a graph may hold the product with the output matrix. A streamed matrix would be
+        copied twice for a token, because its row is read too; and of a matrix that is not read as
+        it is stored the graph would hold a copy."""
         if not stays(self._stack.layers[0]):
             return False
         if self._words_in_place is None:
@@ -286,12 +299,12 @@ class Text:
         return self._words_in_place
 
     def _let_go(self) -> None:
-        """What was captured reads and writes keys and values, which are about to go."""
+        """Drop the graphs, because they use keys and values that are about to move."""
         if self._next is not None:
             let_go(self._stack.layers[0], self._next)
 
     def _look_ahead(self) -> None:
-        """The angles of all places that there is room for, and the next one's number, on the device."""
+        """Put the angles of all places in the cache and the next token's place on the device."""
         assert self._cache is not None
         prompt, places, device = self._prompt, self._cache.places, self._x.device
         read = prompt.cos.shape[2]
@@ -305,7 +318,7 @@ class Text:
         self._next = Next(prompt.wide, cosines, sines, place)
 
     def _logits(self, x: Tensor) -> Tensor:
-        """[1, words] fp32, of what came out for a token, [1, 1, width]."""
+        """Logits [1, words] fp32 from a layer output [1, 1, width]."""
         wide: Wide = self._prompt.wide
         norm = self._stack.norm
         h = rms_parts(x, norm_weight(norm.weight, x), eps=norm.eps, policy=wide.ops)
@@ -313,7 +326,8 @@ class Text:
         return logits[:, -1]
 
     def _row(self, token: Tensor) -> Tensor | None:
-        """A token's embedding [1, 1, width] fp32, of a table that lies where it is wanted; None: the host is to ask for it."""
+        """A token's embedding [1, 1, width] fp32, if the table is on its device; None: the host has
+        to look it up."""
         table: Any = self._stack.embed_tokens
         weight = table._parameters["weight"]
         if table.weight_function or weight.device != token.device:
