@@ -1,9 +1,11 @@
-"""Convolutions whose weights lie channels-last on a card, as kernels want them: laid out once, when they arrive there.
+"""Convolution weights that lie channels-last on a card, as kernels want them. They are laid out
+once, on arrival.
 
-Whoever fuses a network says which (`lay_out`). Of those that stream the pager lays them out as it copies (`stream/blocks.py`), of
-the rest `as_kernels_want` once they are loaded. Shapes and numbers stay, but with such a weight torch takes another way through a
-convolution, which rounds otherwise. So where stock computes, a convolution has its weight as the file has it for the time of its
-call; and so have the functions that patch a weight (`in_file_order`).
+The code that fuses a network says which (`lay_out`). The pager lays out streamed weights as it
+copies them (`stream/blocks.py`), and `as_kernels_want` the others once they are loaded. Shapes and
+numbers stay, but torch computes a convolution with such a weight by another algorithm, which rounds
+differently. So stock's forward, and the functions that patch a weight, get the weight as the file
+has it (`in_file_order`).
 """
 
 from __future__ import annotations
@@ -18,11 +20,11 @@ from ...kernels_cuda.ops.conv.conv_operands import last_format
 from ..base.subclassing import mix
 from .storage import FP8, in_file_order, is_quantised
 
-TYPES = (torch.float16, *FP8)  # in which a weight is held that kernels take, or make halves of
+TYPES = (torch.float16, *FP8)  # types of weights that kernels take, or make halves of
 
 
 class LaidOut:
-    """What a convolution is mixed with: stock's own forward finds the weight as the file has it."""
+    """Mixed into a convolution, so that stock's own forward finds the weight as the file has it."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         own: dict[str, Any] = self._parameters  # type: ignore[attr-defined]
@@ -37,7 +39,8 @@ class LaidOut:
 
 
 def lay_out(conv: nn.Module) -> None:
-    """From now on this convolution's weight is to lie channels-last on a card, if it has taps and kernels take it."""
+    """Mark a convolution whose weight is to lie channels-last on a card, if it has taps and kernels
+    take it."""
     weight: Any = conv.weight
     if weight.shape[2:].numel() > 1 and weight.dtype in TYPES and not is_quantised(weight):
         mix(conv, LaidOut)
@@ -47,18 +50,19 @@ def lay_out(conv: nn.Module) -> None:
 
 
 def serves(device: torch.device) -> bool:
-    """Whether kernels on this device want channels to lie last."""
+    """Whether kernels on this device want weights channels-last."""
     return device.type == "cuda"
 
 
 def as_kernels_want(net: nn.Module) -> None:
-    """Lay out what of a network has its bytes: what streams has none while its block is not running."""
+    """Lay out the weights of a network that have bytes. Streamed weights have none between their
+    blocks' runs."""
     for weight in _here(net):
         weight.data = weight.data.contiguous(memory_format=last_format(weight))
 
 
 def as_in_file(net: nn.Module) -> None:
-    """Undo it."""
+    """Undo `as_kernels_want`."""
     for weight in _here(net):
         weight.data = weight.data.contiguous()
 

@@ -1,8 +1,8 @@
-"""Products of a few rows, for a token that is being written: weights are read as they are stored.
+"""Products of a few rows, for a token that is being written, with weights as they are stored.
 
-A product of a row or two takes as long as reading the weight, so the weight is read once, in the storage that it
-has (`storage.py`: `few_rows`). A weight that the op cannot read, that other nodes change, or that is elsewhere is
-converted to fp16 first (`operands.py`), and so is every weight where the op is off.
+A product of a row or two takes as long as reading the weight, so the weight is read once, in its
+own storage (`storage.py`: `few_rows`). A weight is converted to fp16 first (`operands.py`) if the
+op cannot read it, if other nodes change it, if it is on another device, or if the op is off.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def few_products(
     factor: float = 1.0,
     joined: bool = False,
 ) -> Sequence[Tensor]:
-    """residual + factor * module(h), fp32 [..., n], of several of ComfyUI's Linears without bias. A token table is one
-    too: its rows are the words.
+    """residual + factor * module(h) for each of ComfyUI's Linears without bias, fp32 [..., n]. A
+    token table counts as one: its rows are the words.
 
     h       [..., k] fp16; joined: [2, ..., k], two parts whose products are summed to [..., n]
     factor  a power of two
@@ -56,7 +56,8 @@ def few_products(
 
 @contextlib.contextmanager
 def taken(h: Tensor, modules: Sequence[Any], policy: KernelPolicy) -> Iterator[list[StoredRows]]:
-    """The weights of these operations for a few rows like h [..., k] fp16. Valid within the context only."""
+    """The weights of these operations for a few rows like h [..., k] fp16. Valid within the context
+    only."""
     found = [stored(module, h, policy) for module in modules]
     others = [module for module, own in zip(modules, found, strict=True) if own is None]
     with operands(h, policy, *others) as halves:
@@ -65,7 +66,8 @@ def taken(h: Tensor, modules: Sequence[Any], policy: KernelPolicy) -> Iterator[l
 
 
 def stored(module: Any, h: Tensor, policy: KernelPolicy) -> StoredRows | None:
-    """An operation's weight as it is stored on h's device; None: it must be converted to fp16 first."""
+    """An operation's weight as it is stored on h's device; None: it must be converted to fp16
+    first."""
     weight = module._parameters.get("weight")
     if policy.mode("few_rows") == "off" or module.weight_function or weight is None or not is_here(module, h.device):
         return None
@@ -79,13 +81,14 @@ def read_in_place(module: Any, x: Tensor, policy: KernelPolicy) -> bool:
 
 
 def serves(h: Tensor, own: StoredRows) -> bool:
-    """Whether the kernels take these rows and this weight, which must begin at a multiple of 16 bytes."""
+    """Whether the kernels take these rows and this weight, which must be contiguous and begin at a
+    multiple of 16 bytes."""
     lies_well = own.numbers.is_contiguous() and own.numbers.data_ptr() % ALIGNED == 0
     return lies_well and few_rows_serves(h.shape, own.encoding)
 
 
 def _whole(weights: Sequence[StoredRows]) -> StoredRows | None:
-    """Several weights as one, where they lie one behind the other and need no scales."""
+    """Several weights as one, if they are adjacent and have no scales; else None."""
     first = weights[0]
     if len(weights) == 1 or any(one.encoding != first.encoding or one.scale is not None for one in weights):
         return None
@@ -116,8 +119,8 @@ def _product(
 
 @lru_cache(maxsize=64)
 def at_once(policy: KernelPolicy) -> KernelPolicy:
-    """The same policy with the kernel chosen where it says `auto`: the alternative, which would be timed beside it,
-    converts the whole weight, which takes a gigabyte and a half for a token table."""
+    """This policy with `few_rows` on where it says `auto`. The other candidate, which would be
+    timed, converts the whole weight, and that takes a gigabyte and a half for a token table."""
     if policy.mode("few_rows") != "auto":
         return policy
     return replace(policy, ops=(*policy.ops, ("few_rows", "on")))

@@ -1,18 +1,21 @@
-"""An FP32 stream around FP16 products: for networks that overflow FP16 where stock computes them in FP32.
+"""An FP32 stream around FP16 products, for networks that overflow FP16 and that stock computes in
+FP32.
 
-What a block adds to the stream leaves a product's FP32 sums without being rounded to FP16, and what goes into a product saturates
-instead of overflowing.
+The output of a block is added to the stream from a product's FP32 sums, without rounding to FP16.
+The input of a product saturates instead of overflowing.
 
-Rounding. With precision `precise` what goes into a product is kept as two FP16 numbers, the value and what rounding took from it,
-and multiplied twice: against FP32, the error is that of the weights. Both lie one behind the other, [2, batch, tokens, k], so that
-one product reads the weight once and leaves two sums, fp32 [2, batch, tokens, n], which whatever comes next adds up as it reads
-them. What is added to the stream is added by two products. `auto` is `precise` here, whatever the file is, because stock multiplies
-no text encoder in the numbers of its file. With the other tiers there is one FP16 number: half the
-arithmetic, at about a quarter more error (T5, measured). Sums are FP32 all the same; half sums were measured on the GPU at 1.5 of
-stock's error, and 1.7 with Turing's instructions. Attention is `precise` throughout: prompts are short.
+Rounding. With precision `precise` the input of a product is two FP16 numbers, the value and its
+rounding error, and is multiplied twice: against FP32, the error is that of the weights. The parts
+are adjacent, [2, batch, tokens, k], so that one product reads the weight once and leaves two sums,
+fp32 [2, batch, tokens, n], which the next op adds up as it reads them. An addition to the stream
+takes two products. `auto` is `precise` here for every file, because stock multiplies no text
+encoder in the numbers of its file. The other tiers take one FP16 number: half the arithmetic, at
+about a quarter more error (T5, measured). Sums are FP32 in any case; half sums were measured on the
+GPU at 1.5 of stock's error, and 1.7 with Turing's instructions. Attention is always `precise`,
+because prompts are short.
 
-Overflow. The hidden values of a gated feed-forward are stored times 2^-6, which the second product takes back from its sums. They
-overflow at 4 million then, not at 65504, and saturate there.
+Overflow. The hidden values of a gated feed-forward are stored times 2^-6, and the second product
+multiplies its sums by 2^6. So they saturate at 4 million, not at 65504.
 """
 
 from __future__ import annotations
@@ -40,9 +43,12 @@ from ...kernels_cuda.ops.views.parts import split
 from .operands import Weights, operands, packed
 
 TORCHS = KernelPolicy.of("off")
-HIDDEN_SCALE = 2.0**-6  # of a feed-forward's hidden values
-CHUNK_ROWS = 1024  # of a feed-forward: 200 MB of fp32 between its products, for Qwen3 8B
-TILE = 64  # tokens are computed in multiples of this: a tile's time either way, and few shapes
+HIDDEN_SCALE = 2.0**-6  # factor of a feed-forward's hidden values
+# rows of a feed-forward at a time: 200 MB of fp32 between its products, for Qwen3 8B
+CHUNK_ROWS = 1024
+# Tokens are computed in multiples of this: a kernel's tile takes the same time when part of it is
+# empty, and there are fewer shapes.
+TILE = 64
 
 
 class Gate(NamedTuple):
@@ -54,34 +60,36 @@ class Gate(NamedTuple):
 
 @dataclass(frozen=True)
 class Wide:
-    """How a network computes around its stream."""
+    """How a network computes around its FP32 stream."""
 
     policy: KernelPolicy
 
     @cached_property
     def splits(self) -> bool:
-        """Whether what goes into a product is two FP16 numbers."""
+        """Whether the input of a product is two FP16 numbers."""
         return self.policy.precision in ("auto", "precise")
 
     @cached_property
     def ops(self) -> KernelPolicy:
-        """Of every op: its sums are FP32."""
+        """The policy of every op: FP32 sums."""
         p = self.policy
         return KernelPolicy(p.default, p.ops, "precise", p.isa)
 
     def rms(self, x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-        """RMS norm without bias of x [..., width] fp32. Our kernel writes fp16; where fp32 is wanted torch's own serves."""
+        """RMS norm without bias of x [..., width] fp32. Our kernel writes fp16; torch computes
+        fp32."""
         policy = self.ops if dtype is torch.float16 else TORCHS
         return norm_modulate(x, weight=norm_weight(weight, x), eps=eps, kind="rms", out_dtype=dtype, policy=policy)
 
     def operand(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """What goes into a product, normalised: [batch, tokens, width] fp16, or both parts, [2, batch, tokens, width]."""
+        """The normalised input of a product: [batch, tokens, width] fp16, or both parts, [2, batch,
+        tokens, width]."""
         if not self.splits:
             return self.rms(x, weight, eps, torch.float16)
         return rms_parts(x, norm_weight(weight, x), eps=eps, policy=self.ops)
 
     def normed(self, norm: Any, x: Tensor) -> Tensor:
-        """The same of one of stock's LayerNorms."""
+        """The same with one of stock's LayerNorms."""
         if self.splits:
             return split(norm(x))
         if norm.weight_function or norm.bias_function:  # another node's patches
@@ -90,26 +98,26 @@ class Wide:
         return norm_modulate(x, weight=weight, bias=bias, eps=norm.eps, out_dtype=torch.float16, policy=self.ops)
 
     def activated(self, h: Tensor, module: Any, activation: Activation) -> Sequence[Tensor]:
-        """activation(module(h)) of an `operand`, for one of stock's Linears: as fp16 [batch, tokens, n], or two parts that add up
-        to it."""
+        """activation(module(h)) of an `operand`, for one of stock's Linears: [batch, tokens, n]
+        fp16, once or in two parts that add up to it."""
         with operands(h, self.ops, module) as [own]:
             if self.splits:
                 return join_sums(self.product(h, own.matrix, own.bias), activation=activation, policy=self.ops).unbind()
             return (linear(h, own.matrix, own.bias, activation=activation, saturate=True, policy=self.ops),)
 
     def product(self, h: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """An `operand` times a weight [n, width], and a bias: [batch, tokens, n] fp16, or fp32 sums in two parts,
-        [2, batch, tokens, n], of which each has half of the bias."""
+        """An `operand` times a weight [n, width], plus a bias: [batch, tokens, n] fp16, or fp32
+        sums in two parts, [2, batch, tokens, n], each with half of the bias."""
         dtype = torch.float32 if self.splits else torch.float16
         if bias is not None and self.splits:
             bias = bias.float() / 2
         return linear(h, weight, bias, saturate=True, out_dtype=dtype, policy=self.ops)
 
     def projections(self, h: Tensor, modules: Sequence[Any], *, halves: bool = True) -> Sequence[Tensor]:
-        """What several of stock's Linears make of an `operand`, [..., batch, tokens, n] each; of one product where
-        their weights lie together.
+        """The products of an `operand` with several of stock's Linears, [..., batch, tokens, n]
+        each; a single product if their weights are adjacent.
 
-        halves: as fp16 that saturates, and not as `product` has it
+        halves: as saturated fp16, instead of the form that `product` returns
         """
 
         def made(own: Weights) -> Tensor:
@@ -123,7 +131,8 @@ class Wide:
             return made(whole).split_with_sizes([one.matrix.shape[0] for one in weights], -1)
 
     def add(self, x: Tensor, parts: Sequence[Tensor], module: Any) -> None:
-        """x += module(h), for one of stock's Linears and the sum h of these parts, [batch, tokens, k] fp16."""
+        """x += module(h), for one of stock's Linears. parts: [batch, tokens, k] fp16 each, which
+        add up to h."""
         with operands(parts[0], self.ops, module) as [own]:
             self._add(x, parts, own.matrix, own.bias)
 
@@ -135,8 +144,8 @@ class Wide:
             linear_(x, part, weight, own, residual=x, scale=scale, saturate=True, policy=self.ops)
 
     def feed_forward(self, x: Tensor, weight: Tensor, eps: float, inner: Sequence[Any], outer: Any, gate: Gate) -> None:
-        """x += outer(gate(first(n)) * second(n)) with n = rms(x), or without the second one: all of them stock's Linears without
-        bias. A chunk of tokens at a time: the hidden values are wide.
+        """x += outer(gate(first(n)) * second(n)) with n = rms(x), for stock's Linears without bias.
+        `second` may be missing. A chunk of tokens at a time, because the hidden values are wide.
 
         weight, eps  of the norm
         """
@@ -151,9 +160,10 @@ class Wide:
                 self._add(rows, parts, own.matrix, scale=1 / HIDDEN_SCALE)
 
     def _hidden(self, h: Tensor, matrices: Sequence[Tensor], whole: Weights | None, gate: Gate) -> Sequence[Tensor]:
-        """What the last product is given, times HIDDEN_SCALE, as fp16: [batch, tokens, hidden], or two parts that add up to it.
+        """The input of the last product, times HIDDEN_SCALE, as fp16: [batch, tokens, hidden], once
+        or in two parts that add up to it.
 
-        whole: the matrices as one, where they lie together and that serves
+        whole: the matrices as one, if they are adjacent and `splits`; else None
         """
         if self.splits:
             found = [self.product(h, matrix) for matrix in ([whole.matrix] if whole else matrices)]

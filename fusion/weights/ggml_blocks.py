@@ -1,5 +1,5 @@
-"""Numbers that a file holds packed, in ggml's blocks: how they become fp16, which is what they are taken for where they are not
-kept as they lie (`ggml_tensor.py`)."""
+"""Numbers in ggml's blocks, unpacked to fp16 for callers that cannot use the packed form
+(`ggml_tensor.py`)."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from ...memory import Encoding, Extent
 from ...memory.layer import DTYPES
 
 UNPACKED = torch.float16
-# On a device, in the copies' order: nobody may wait there for a measurement.
+# On a device the kernel is not chosen by timing, because the pager's copies must not wait.
 AT_ONCE = KernelPolicy.of("on")
 
 
 def type_of(extent: Extent) -> torch.dtype | None:
-    """Of the tensor that torch is to take it for; None: torch has no such type."""
+    """The torch type of a file's tensor, fp16 for a packed one; None: torch has no such type."""
     return UNPACKED if extent.is_packed else DTYPES.get(extent.dtype)
 
 
 def unpacked(stored: Tensor, encoding: str, out: Tensor | None = None) -> Tensor:
-    """Blocks in a row, uint8 [bytes], as fp16 [numbers]; `out` is written where it is given."""
+    """Unpack adjacent blocks, uint8 [bytes], to fp16 [numbers], into `out` if given."""
     return dequantise(stored, encoding, out=out, policy=AT_ONCE if stored.is_cuda else STANDARD)
 
 
 def numbers(stored: Tensor, extent: Extent) -> Tensor:
-    """A tensor's bytes from its file, uint8 [bytes], as numbers in its shape. What is not packed is not copied."""
+    """A tensor's bytes from its file, uint8 [bytes], as numbers in its shape. Unpacked numbers are
+    not copied."""
     kind = type_of(extent)
     assert kind is not None, f"{extent.name} is of type {extent.dtype}"
     if extent.is_packed:
@@ -35,7 +36,7 @@ def numbers(stored: Tensor, extent: Extent) -> Tensor:
 
 
 def rows(stored: Tensor, extent: Extent) -> Tensor:
-    """The same of some rows of a table: uint8 [bytes of these rows] becomes [rows, width]."""
+    """Some rows of a table: uint8 [bytes of these rows] becomes [rows, width]."""
     kind = type_of(extent)
     assert kind is not None, f"{extent.name} is of type {extent.dtype}"
     found = unpacked(stored, extent.dtype) if extent.is_packed else stored.view(kind)
@@ -43,7 +44,7 @@ def rows(stored: Tensor, extent: Extent) -> Tensor:
 
 
 def convert(stored: Tensor, out: Tensor, encoding: Encoding) -> None:
-    """The pager's conversion: of what is to be numbers on the device, and comes packed, in another type or in another order."""
+    """The pager's conversion of a tensor that comes packed, in another type or in another order."""
     if not encoding.is_packed:
         out.copy_(stored)
     elif out.dtype is UNPACKED and out.is_contiguous():

@@ -1,7 +1,8 @@
-"""A packed matrix as one of stock's quantised tensors: ggml's blocks as they lie in the file, and what they are to be taken for.
+"""A packed matrix as one of stock's quantised tensors, with ggml's blocks as they are in the file.
 
-Stock's operations know quantised tensors. What they have no product for they dequantise, by the layout's own function, so a packed
-matrix computes wherever a tensor does, in stock's blocks as in ours, and never becomes another one but for the moment of a product.
+Stock's operations know quantised tensors. Where they have no product for one they dequantise it, by
+the layout's own function. So a packed matrix computes wherever a tensor does, in stock's blocks and
+in ours, and is unpacked only for the duration of a product.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from ...memory.encoding import ENCODINGS
 from .ggml_blocks import AT_ONCE, unpacked
 
 NAME = "FuseStreamPackedLayout"
-# Without comfy-kitchen stock has no quantised tensors: packed matrices are then unpacked as they arrive.
+# Without comfy-kitchen stock has no quantised tensors, so packed matrices are unpacked on arrival.
 CAN_HOLD = hasattr(QuantizedTensor, "dequantize")
-# What stock asks of any layout, as kitchen answers it for one that has nothing of its own to say.
+# Stock's base class for layouts, which answers for those that have nothing of their own to say.
 LAYOUT: Any = getattr(comfy.quant_ops, "QuantizedLayout", object)
 
 
 @dataclass(frozen=True)
 class PackedParams:
-    """encoding: a name of ggml's types. orig_dtype, orig_shape: of the matrix that the bytes are, as stock calls them."""
+    """encoding: name of a ggml type. orig_dtype, orig_shape: of the matrix, as stock calls them."""
 
     encoding: str
     orig_dtype: torch.dtype
@@ -49,7 +50,7 @@ class PackedParams:
 
 
 class PackedLayout(LAYOUT):
-    """What stock asks of a layout. qdata: uint8 [bytes]."""
+    """The layout as stock asks for it. qdata: uint8 [bytes]."""
 
     Params = PackedParams
 
@@ -79,18 +80,19 @@ class PackedLayout(LAYOUT):
 
     @classmethod
     def linear_input_act(cls, weight: Any, x: Tensor, *_more: Any, **_options: Any) -> Any:  # noqa: ARG003
-        """Newer stock's product of what an activation makes of x: it computes the activation and the product itself."""
+        """Decline newer stock's product of an activated input: stock computes activation and
+        product itself."""
         return NotImplemented
 
     @classmethod
     def optimize_for_gemv(cls, weight: Any, storage: Tensor) -> Any:  # noqa: ARG003 - stock's signature
-        """The same weight, turned for products with few rows: ours are multiplied as they lie."""
+        """Return the weight as it is, because our product of a few rows reads it so."""
         return weight
 
 
 def _linear(weight: Any, x: Tensor, bias: Tensor | None) -> Tensor:
-    """x [..., k] @ weight^T + bias. A few rows on a card, as while text is being written, are multiplied with the blocks as they
-    lie; else the weight becomes numbers for this time."""
+    """x [..., k] @ weight^T + bias. A few rows on a card, as while text is being written, are
+    multiplied with the blocks as stored; otherwise the weight is unpacked for this call."""
     encoding = weight._params.encoding
     if x.is_cuda and x.dtype is torch.float16 and few_rows_serves(x.shape, encoding):
         stored = in_rows(weight)
@@ -100,7 +102,7 @@ def _linear(weight: Any, x: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _on_linear(_first: Any, args: Any, kwargs: Any) -> Any:
-    """Stock's signature of what serves one of torch's operations for a layout."""
+    """Serve aten.linear for the layout, with the signature that stock calls."""
     x, weight, bias = (*args, *kwargs.values(), None)[:3]
     if isinstance(x, QuantizedTensor):
         x = x.dequantize()
@@ -115,24 +117,25 @@ if CAN_HOLD:
 
 
 def held(stored: Tensor, extent: Extent, dtype: torch.dtype) -> Any:
-    """A packed tensor of a file, uint8 [bytes], as a quantised one of this type and its own shape."""
+    """A packed tensor of a file, uint8 [bytes], as a quantised tensor of this type and the file's
+    shape."""
     return QuantizedTensor(stored, NAME, PackedParams(extent.dtype, dtype, tuple(extent.shape)))
 
 
 def is_held(tensor: Any) -> bool:
-    """Whether a tensor is one of these."""
+    """Whether a tensor is a packed matrix of this layout."""
     return isinstance(tensor, QuantizedTensor) and tensor._layout_cls == NAME
 
 
 def half(tensor: Any) -> Tensor:
-    """What it is, fp16 in its shape: a new tensor."""
+    """The matrix as a new fp16 tensor in its shape."""
     found: Tensor = unpacked(tensor._qdata, tensor._params.encoding).view(tensor._params.orig_shape)
     return found
 
 
 def in_rows(tensor: Any) -> Tensor | None:
-    """Its bytes row by row, uint8 [n, bytes of a row]; None: rows are no whole blocks, as in GGUF files of U-Nets, whose narrow
-    matrices are packed in rows of 256."""
+    """The bytes row by row, uint8 [n, bytes of a row]; None: a row is not a whole number of blocks,
+    as in GGUF files of U-Nets, whose narrow matrices are packed in rows of 256."""
     params = tensor._params
     n, *rest = params.orig_shape
     if math.prod(rest) % ENCODINGS[params.encoding].elements:
@@ -142,7 +145,7 @@ def in_rows(tensor: Any) -> Tensor | None:
 
 
 def rows(tensor: Any, numbers: Tensor) -> Tensor:
-    """Some rows of a packed matrix, by number [n]: fp16 [n, width]."""
+    """The rows of a packed matrix with these numbers [n]: fp16 [n, width]."""
     params = tensor._params
     stored = tensor._qdata.view(params.orig_shape[0], -1).index_select(0, numbers)
     return unpacked(stored.view(-1), params.encoding).view(-1, params.orig_shape[1])

@@ -1,17 +1,20 @@
-"""Weights for a product in 8 bits, which `auto` and `turbo` permit: a scale for each row, rows rotated or not.
+"""Weights for a product in 8 bits, which `auto` and `turbo` permit: a scale for each row, rows
+rotated or not.
 
     as stored   numbers, scales and rotation of an INT8 file (ConvRot), not copied
-    rounded     INT8 weights that a LoRA changes, and with `turbo` any other storage: converted to fp16 by
-                `operands`, then rounded at each use with the largest rotation that fits the rows. The result is
-                not kept, because the streaming window needs the room, and a LoRA's strength may change
+    rounded     INT8 weights that a LoRA changes, and with `turbo` any other storage: converted to
+                fp16 by `operands`, then rounded at each use with the largest rotation that fits the
+                rows. The result is not kept, because the streaming window needs the room, and a
+                LoRA's strength may change
 
-Layers for which the file asks full precision (`full_precision_matrix_mult`) are multiplied in fp16 by `auto`,
-as ComfyUI does.
+With `auto`, layers for which the file asks full precision (`full_precision_matrix_mult`) are
+multiplied in fp16, as ComfyUI does.
 
-A LoRA on an INT8 file is added to the fp16 copy, and the sum is rounded with a scale for each row: the file's
-own scales may be a single one for the whole weight.
+A LoRA on an INT8 file is added to the fp16 copy, and the sum is rounded with a scale for each row,
+because the file's own scale may be a single one for the whole weight.
 
-Where the rule (`kernels_cuda/ops/matmul/int8_rule.py`) declines, an operation's weights are those of `operands`.
+Where the rule (`kernels_cuda/ops/matmul/int8_rule.py`) declines, an operation's weights are those
+of `operands`.
 """
 
 from __future__ import annotations
@@ -46,7 +49,8 @@ class Int8Weights(NamedTuple):
 
 
 def multiplies_bytes(policy: KernelPolicy, device: Any) -> bool:
-    """Whether INT8 weights are multiplied in 8 bits: no policy forbids it, and the card is faster that way."""
+    """Whether INT8 weights are multiplied in 8 bits: the policy does not forbid it, and the card is
+    faster that way."""
     if policy.int8_products == "never" or any(policy.mode(op) == "off" for op in OPS):
         return False
     device = torch.device(device)
@@ -55,8 +59,8 @@ def multiplies_bytes(policy: KernelPolicy, device: Any) -> bool:
 
 @contextlib.contextmanager
 def int8_operands(x: Tensor, policy: KernelPolicy, *modules: Any) -> Iterator[list[Weights | Int8Weights]]:
-    """The weights of some of ComfyUI's Linears for x [batch, ..., k]: in 8 bits where the tier multiplies so, else as
-    `operands` has them. Valid within the context only."""
+    """The weights of some of ComfyUI's Linears for x [batch, ..., k]: in 8 bits where the tier
+    multiplies so, else those of `operands`. Valid within the context only."""
     rounded = [_in_int8(x, module, policy) for module in modules]
     others = [module for module, own in zip(modules, rounded, strict=True) if own is None]
     with operands(x, policy, *others) as found:
@@ -65,7 +69,7 @@ def int8_operands(x: Tensor, policy: KernelPolicy, *modules: Any) -> Iterator[li
 
 
 def _in_int8(x: Tensor, module: Any, policy: KernelPolicy) -> Int8Weights | None:
-    """An operation's weights in 8 bits; None: this product is one of fp16."""
+    """An operation's weights in 8 bits; None: this product is computed in fp16."""
     stored = _as_stored(module, x)
     asks_for_more = getattr(module, "_full_precision_mm", False)
     is_stored = not asks_for_more and (stored is not None or is_in_int8_but_for_loras(module))
@@ -76,14 +80,15 @@ def _in_int8(x: Tensor, module: Any, policy: KernelPolicy) -> Int8Weights | None
     with operands(x, policy, module) as [own]:
         rotation = best_rotation(own.matrix.shape[1])
         numbers, scales = rows_to_int8(own.matrix, rotation=rotation, policy=policy)
-        # A weight brought from elsewhere lies in a buffer that the next one reuses.
+        # A weight from another device lies in a buffer that the next one reuses.
         bias = own.bias if own.bias is None or is_here(module, x.device) else own.bias.clone()
         return Int8Weights(Int8Matrix(numbers, scales, rotation), bias)
 
 
 def is_in_int8_but_for_loras(module: Any) -> bool:
-    """Whether a Linear's weight is stored in 8 bits, and only LoRAs and merges change it: ComfyUI rounds those sums to
-    the file's type, but multiplies in fp16 what functions of other nodes have changed."""
+    """Whether a Linear's weight is stored in 8 bits, and changed by LoRAs and merges only. ComfyUI
+    rounds those sums to the file's type, but multiplies in fp16 when functions of other nodes
+    changed the weight."""
     changed = module.weight_function
     return all(isinstance(function, (Added, Applied)) for function in changed) and (
         storage_of(module.weight).int8() is not None

@@ -1,7 +1,8 @@
-"""A streamed weight for somebody who wants it later: right in shape and type, read from the file when its numbers are asked for.
+"""A streamed weight for later use: it has shape and type, and is read from the file when its
+numbers are asked for.
 
-Merging takes another model's weights as patches and keeps them. Kept as tensors they would be that model, all in memory; kept as
-promises they are read one by one, while the merged model's own weights arrive.
+Merging takes another model's weights as patches and keeps them. As tensors they would be the whole
+model in memory; as promises they are read one by one, while the merged model's own weights arrive.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from .meta_tensor import (
 
 
 class Promised(StandIn):
-    """Whatever is computed with one is computed with its numbers, read there and then."""
+    """Reads its numbers when something is computed with it."""
 
     _rows: Callable[[Tensor], Tensor]
 
@@ -48,14 +49,15 @@ class Promised(StandIn):
             return func(*real(args), **real(kwargs))
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Of a table [count, width], the rows [n, width] of these ids [n]."""
+        """The rows [n, width] of a table [count, width] with these ids [n]."""
         return self._rows(ids)
 
 
 def promise(
     like: Tensor, name: str, read: Callable[[], Tensor], rows: Callable[[Tensor], Tensor] | None = None
 ) -> Promised:
-    """A weight of this shape and type. read: its numbers, on the CPU. rows: some of a table's; None: of all that is read."""
+    """A weight with the shape and type of `like`. read: its numbers, on the CPU. rows: some rows of
+    a table; None: taken from all that is read."""
     meta = torch.empty(like.shape, dtype=like.dtype, device="meta")
     found = stand_in(Promised, meta, read, frozenset({name}), None)
     found._rows = rows or (lambda ids: read()[ids])

@@ -1,20 +1,24 @@
-"""Plain LoRA on fp16 matrices: one product that adds onto the weight where it lies, weight += up @ down * scale.
+"""Plain LoRA on fp16 matrices: one product adds onto the weight in its place, weight += up @ down *
+scale.
 
-Stock writes the whole difference first, in fp32, scales it, rounds it to fp16 and adds that to a copy of the weight: some
-36 bytes move for each of its elements, and the copy and the difference need room. Here 4 bytes move, and nothing else is
-needed. The sum is rounded once instead of twice, so it is as near to the exact one or nearer.
+Stock writes the whole difference first, in fp32, scales it, rounds it to fp16 and adds that to a
+copy of the weight: some 36 bytes move for each element, and the copy and the difference need room.
+Here 4 bytes move, and no other memory is needed. The sum is rounded once instead of twice, so it is
+at least as near to the exact one.
 
-Side products, x @ down.T @ up.T added to what the unpatched weight makes of x, touch the weight not at all, but x and the
-outcome once more each: three times tokens * width against two times width * width. Measured on an H200, 14B, rank 32, ms a
-block: one pass 0.64 for any video; side products 0.54 for 4500 tokens, where the block's copy takes 13, 1.06 for 9000, 3.4
-for 32760; and GELU in the product would be lost. So there are none.
+The alternative would be side products, x @ down.T @ up.T added to the product with the unpatched
+weight. They do not touch the weight, but read and write activations once more: three times tokens *
+width against two times width * width. Measured on an H200, 14B, rank 32, ms a block: one pass 0.64
+for any video; side products 0.54 for 4500 tokens, where the block's copy takes 13, 1.06 for 9000,
+3.4 for 32760; and GELU in the product would be lost. So there are none.
 
-Weights that are stored in fewer bits (fp8, int8, ggml's blocks) become fp16 for each product anyway, and the same is added to that
-(`Added`), as stock's dynamic memory does: to round the sum to fp8, by chance and with a random number each, would cost more than
-the product's cast and lose most of a small LoRA.
+Weights stored in fewer bits (fp8, int8, ggml's blocks) become fp16 for each product anyway, and the
+LoRA is added to that copy (`Added`), as stock's dynamic memory does. Rounding the sum to fp8,
+stochastically with a random number each, would cost more than the product's cast and lose most of a
+small LoRA.
 
-What else LoRA files bring (LoCon, DoRA, LoKr, differences, replacements), and weights of other types, stay with stock's own
-functions (`patches.py`).
+Other contents of LoRA files (LoCon, DoRA, LoKr, differences, replacements), and weights of other
+types, are left to stock's own functions (`patches.py`).
 """
 
 from __future__ import annotations
@@ -29,7 +33,8 @@ from torch import Tensor
 
 
 def serves(device: torch.device) -> bool:
-    """Whether weights on this device are added to in one pass. The CPU adds as stock does there, in fp32."""
+    """Whether LoRAs are added in one pass on this device. On the CPU they are added as stock does
+    there, in fp32."""
     return device.type == "cuda"
 
 
@@ -57,15 +62,16 @@ def _pair_of(patch: Sequence[Any], shape: torch.Size) -> Pair | None:
     if any(part is not None for part in (middle, lengths, reshaped)):
         return None
     if up.ndim != 2 or down.ndim != 2 or up.shape[1] != down.shape[0] or (up.shape[0], down.shape[1]) != tuple(shape):
-        return None  # stock says what is wrong with it, and leaves the weight as it is
+        return None  # stock reports what is wrong with it, and leaves the weight as it is
     if not (up.is_floating_point() and down.is_floating_point()):
         return None
     return Pair(up, down, float(strength) * (1.0 if alpha is None else float(alpha) / down.shape[0]))
 
 
 def halved(pair: Pair) -> Pair | None:
-    """The same with factors in fp16. What is stored in another type is first brought to a magnitude near one by a power of
-    two, which goes into the scale: fp16 would lose small numbers. None where a factor is not finite."""
+    """The pair with fp16 factors; None: a factor is not finite. Factors of another type are first
+    brought near one by a power of two, which goes into the scale, because fp16 would lose small
+    numbers."""
     up, of_up = _halved(pair.up)
     down, of_down = _halved(pair.down)
     scale = pair.scale * of_up * of_down
@@ -84,7 +90,7 @@ def _halved(factor: Tensor) -> tuple[Tensor, float]:
 
 
 def added(weight: Tensor, pairs: Sequence[Pair], *, in_place: bool) -> Tensor:
-    """weight [n, k] with these pairs added: in its own memory, or in new."""
+    """weight [n, k] with these pairs added, in its own memory or in a new tensor."""
     out = weight
     for pair in pairs:
         target = out if in_place or out is not weight else torch.empty_like(weight)
@@ -94,7 +100,8 @@ def added(weight: Tensor, pairs: Sequence[Pair], *, in_place: bool) -> Tensor:
 
 
 class Added:
-    """One of a module's `weight_function`s: adds to the weight that was made for a product, which is nobody else's."""
+    """One of a module's `weight_function`s: adds to the copy of a weight that was made for a
+    product."""
 
     def __init__(self, pairs: Sequence[Pair]) -> None:
         self.pairs = pairs

@@ -1,15 +1,18 @@
-"""A tensor of a file that nobody has read: right in shape and type, without bytes.
+"""Stand-ins for the tensors of a file: shape and type, without bytes.
 
-Stock's functions build a model out of these as out of real tensors. What they ask and do falls into four kinds:
+Stock's functions build a model out of these as out of real tensors. Their operations fall into
+these kinds:
 
-    shape, type, device      answered as they are
-    renamed, cast            the same tensor of the file still: it may be paged, and the pager casts
-    some rows of it          as q, k and v of OpenCLIP's in_proj are: a piece of the file like any other
-    split, joined, turned    otherwise, no longer one tensor of the file: it can be read, but not paged
-    numbers                  (a deviation, a flag) read from the file, there and then
+    shape, type, device      answered
+    renamed, cast            still the same tensor of the file: it may be paged, and the pager casts
+    some of its rows         a piece of the file, as q, k and v of OpenCLIP's in_proj are: may be
+                             paged
+    otherwise split, joined  no longer one tensor of the file: it can be read, but not paged
+    numbers                  (a deviation, a flag) read from the file at once
 
-What is not paged becomes real at the end, by the same steps on the bytes (`StandIn.read`). So a file that turns out not to be
-streamable costs its header, and no weight is read twice.
+Stand-ins that are not paged become real at the end, by the same steps on the bytes
+(`StandIn.read`). So a file that turns out not to be streamable costs its header, and no weight is
+read twice.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from . import ggml_blocks
 
 META = torch.device("meta")
 
-# What makes a tensor of other tensors without looking at numbers, by the names of torch's functions.
+# Functions that make a tensor of other tensors without looking at numbers, by torch's names.
 CASTS = {
     "to", "type", "half", "float", "double", "bfloat16", "cpu", "cuda", "detach", "detach_", "contiguous", "clone", "data",
     "requires_grad_",
@@ -35,7 +38,7 @@ LAYOUTS = {
     "view", "reshape", "flatten", "unflatten", "permute", "transpose", "t", "T", "mT", "squeeze", "unsqueeze", "movedim",
     "narrow", "__getitem__", "chunk", "split", "tensor_split", "unbind", "expand", "cat", "concat", "stack", "hstack", "vstack",
 }  # fmt: skip
-# What only asks. Properties are here by what they answer: whatever is no tensor.
+# Functions that only ask. A property counts as one if it gives no tensor.
 QUESTIONS = {
     "size", "dim", "numel", "nelement", "element_size", "stride", "storage_offset", "is_contiguous", "is_floating_point",
     "is_complex", "is_inference", "is_pinned", "is_shared", "data_ptr", "untyped_storage", "__len__", "__repr__", "__hash__",
@@ -48,9 +51,9 @@ Kind = TypeVar("Kind", bound="StandIn")
 
 
 class StandIn(torch.Tensor):
-    """
-    extent    of the file's tensor whose bytes these are, cast at most; None: made of a part or of several
-    sources   the names in the file of what it was made of
+    """extent    of the file's tensor with these bytes, cast at most; None: made of a part or of
+              several
+    sources   names of the file's tensors that it was made of
     """
 
     extent: Extent | None
@@ -59,21 +62,21 @@ class StandIn(torch.Tensor):
 
     @staticmethod
     def of(name: str, extent: Extent, dtype: torch.dtype, read: Callable[[], Tensor]) -> StandIn:
-        """For a tensor of a file. read: its bytes, as stored."""
+        """The stand-in of a tensor of a file. read: its bytes, as stored."""
         return stand_in(StandIn, torch.empty(extent.shape, dtype=dtype, device=META), read, frozenset({name}), extent)
 
     def read(self) -> Tensor:
-        """What it stands for, with its bytes."""
+        """The tensor with its bytes."""
         return self._make()
 
     def as_stored(self) -> StandIn:
-        """Of a tensor that the file holds packed: these bytes, uint8 [bytes], which only the pager reads."""
+        """The stored bytes of a packed tensor, uint8 [bytes], which only the pager reads."""
         assert self.extent is not None, "made of a part of the file's tensor, or of several"
         meta = torch.empty(self.extent.nbytes, dtype=torch.uint8, device=META)
         return stand_in(StandIn, meta, self._make, self.sources, self.extent)
 
     def in_the_files_type(self) -> StandIn:
-        """Of one that was only widened: as the file has it."""
+        """The stand-in in the file's type, for one that was widened."""
         assert self.extent is not None, "made of a part of the file's tensor, or of several"
         kind = ggml_blocks.type_of(self.extent)
         meta = torch.empty(self.shape, dtype=kind, device=META)
@@ -103,8 +106,9 @@ class StandIn(torch.Tensor):
 
 
 def tensors_of(source: Checkpoint, *, text: bool = True) -> dict[str, Tensor]:
-    """Every tensor of a file by name. What is text (tokenizers, settings of quantised layers) is read, for whoever builds a model;
-    of the rest stand-ins. text: whether it is; to tell what a file holds it is not wanted."""
+    """All tensors of a file by name: stand-ins, and the bytes of those that are text (tokenizers,
+    settings of quantised layers), which the builder of a model needs. text: false leaves these
+    unread too."""
     return {name: _tensor(source, name, extent, text) for name, extent in source.extents.items()}
 
 
@@ -123,7 +127,7 @@ def _tensor(source: Checkpoint, name: str, extent: Extent, text: bool) -> Tensor
 
 
 def name_of(func: Any) -> str:
-    """`view` of torch.Tensor.view and torch.view; `T` of the property T."""
+    """The function's name: `view` of torch.Tensor.view and torch.view; `T` of the property T."""
     name: str = func.__name__
     if name == "__get__":
         name = getattr(getattr(func, "__self__", None), "__name__", name)
@@ -133,18 +137,18 @@ def name_of(func: Any) -> str:
 def stand_in(
     kind: type[Kind], meta: Tensor, make: Callable[[], Tensor], sources: frozenset[str], extent: Extent | None
 ) -> Kind:
-    """A tensor of this class, like one on the meta device."""
+    """A tensor of this class with the shape and type of one on the meta device."""
     found = torch.Tensor._make_subclass(kind, meta)
     found._make, found.sources, found.extent = make, sources, extent
     return found
 
 
 def _made_by(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What the function makes of stand-ins: others, which know how to become real."""
+    """The outcome of a function on stand-ins: stand-ins that know how to become real."""
     sources = frozenset(source for one in _stand_ins((args, kwargs)) for source in one.sources)
     first = args[0] if isinstance(args[0], StandIn) else None
     out = _cast(func, name, args, kwargs) if name in CASTS else func(*on_meta(args), **on_meta(kwargs))
-    # A cast of a cast is two roundings; the pager would make one of it.
+    # A cast of a cast is two roundings, which the pager would make one.
     stays = first is not None and first.extent is not None and name in CASTS
     extent = first.extent if stays and first is not None and out.dtype == first.dtype else None
     if stays and first is not None and extent is None and _is_as_stored(first):
@@ -164,7 +168,8 @@ def _made_by(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def _rows_of(one: StandIn, index: Any) -> Extent | None:
-    """Where in the file some rows of a tensor are, by what it is indexed with; None: that asks for more than rows."""
+    """The extent of a slice of rows in the file; None: the index is not a plain slice of rows, or
+    the tensor is packed."""
     if one.extent is None or one.extent.is_packed or not isinstance(index, slice) or index.step not in (None, 1):
         return None
     first, last, _ = index.indices(one.shape[0])
@@ -176,7 +181,7 @@ def _is_as_stored(one: StandIn) -> bool:
 
 
 def _cast(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Another type, on no device: a stand-in stays one wherever it is asked to go."""
+    """The stand-in in another type; a change of device is ignored."""
     one: Any = args[0]
     meta = one.as_subclass(Tensor)
     if name in ("to", "type", "cpu", "cuda"):
@@ -196,7 +201,8 @@ def _wanted_dtype(one: Tensor, name: str, args: tuple[Any, ...], kwargs: dict[st
 
 
 def _copied(target: Any, source: Any, *_others: Any, **_options: Any) -> Any:
-    """target.copy_(source): into no bytes nothing is copied, and that is right; into real ones the file's."""
+    """target.copy_(source): copies nothing to a target on the meta device, and the file's bytes to
+    a real one."""
     if isinstance(target, StandIn):
         raise NotStreamable(
             f"ComfyUI changes {_told((target,))} when it loads the file (by copy_), so that it cannot stream"
@@ -232,10 +238,10 @@ def _changed(value: Any, change: Callable[[StandIn], Any]) -> Any:
 
 
 def real(value: Any) -> Any:
-    """The same arguments, with the bytes of what stands in for something."""
+    """The same arguments, with stand-ins read."""
     return _changed(value, lambda one: one.read())
 
 
 def on_meta(value: Any) -> Any:
-    """The same arguments, with plain tensors without bytes."""
+    """The same arguments, with stand-ins as plain tensors on the meta device."""
     return _changed(value, lambda one: one.as_subclass(Tensor))

@@ -1,16 +1,17 @@
-"""The operands of an op: the weights of ComfyUI's operations in fp16 on the device, wherever they are.
+"""The operands of an op: the weights of ComfyUI's operations as fp16 on the device.
 
-    as stored   fp16 on the device, as a streamed block of an fp16 file holds it: not copied. q, k and v
-                of a block are one matrix where they lie side by side (`packed`)
-    converted   any other storage: one saturating pass of its own (`storage.py`) into new memory
+    as stored   fp16 on the device, as a streamed block of an fp16 file holds it: not copied. q, k
+                and v of a block are one matrix if they are adjacent (`packed`)
+    converted   any other storage: one saturating pass (`storage.py`) into new memory
     changed     by functions of other nodes, or by a LoRA that is added to the converted copy
-    brought     from another device, by ComfyUI's `cast_bias_weight`, which applies patches on the way.
-                It reuses a few buffers: the last weight stays in its buffer, the others are copied out
+    brought     from another device, by ComfyUI's `cast_bias_weight`, which applies patches on the
+                way. It reuses a few buffers: the last weight stays in its buffer, the others are
+                copied out
 
-Products in 8 bits take theirs from `int8_weights.py`, which converts what is not stored in 8 bits.
+Products in 8 bits take theirs from `int8_weights.py`, which converts other storages.
 
-Where the input is not fp16 (a VAE in fp32, a bias in an fp32 stream), weights are cast to its dtype, as
-ComfyUI casts them.
+If the input is not fp16 (a VAE in fp32, a bias in an fp32 stream), weights are cast to its dtype,
+as ComfyUI casts them.
 """
 
 from __future__ import annotations
@@ -44,10 +45,11 @@ class Weights(NamedTuple):
 
 
 class operands:
-    """The weights of some of ComfyUI's operations for an input like x. Valid within the context only.
+    """The weights of some of ComfyUI's operations for an input like x. Valid within the context
+    only.
 
-    A block asks some twenty times, so this is a class rather than a generator, and a weight that is as wanted
-    costs one look at its parameter.
+    A class rather than a generator, because a block asks some twenty times. A weight that is
+    already right costs one look at its parameter.
     """
 
     __slots__ = ("_held", "_modules", "_policy", "_x")
@@ -106,8 +108,8 @@ def is_here(module: Any, device: torch.device) -> bool:
 
 
 def _changed(module: Any, weight: Any, policy: KernelPolicy) -> Tensor:
-    """The weight in fp16 with the module's functions applied. Functions of other nodes compute in fp32; a LoRA is
-    added in fp16, to the copy that is made anyway."""
+    """The weight in fp16 with the module's functions applied. Functions of other nodes compute in
+    fp32; a LoRA is added in fp16, to a copy."""
     functions = module.weight_function
     if not functions:
         return storage_of(weight).matrix(policy)
@@ -147,7 +149,8 @@ def _as_stock(module: Any, x: Tensor) -> Iterator[Weights]:
 
 @contextlib.contextmanager
 def _brought(module: Any, device: torch.device) -> Iterator[Weights]:
-    """The weights on the device, patched, in their own dtype, or in fp32 where functions change them."""
+    """The weights on the device, patched, in their own dtype, or in fp32 if functions change
+    them."""
     kind = torch.float32 if module.weight_function else module.weight.dtype
     weight, bias, stream = comfy.ops.cast_bias_weight(
         module, dtype=kind, device=device, bias_dtype=kind, offloadable=True, compute_dtype=torch.float32
@@ -162,7 +165,8 @@ def _brought(module: Any, device: torch.device) -> Iterator[Weights]:
 
 
 def packed(parts: Sequence[Weights]) -> Weights | None:
-    """Several operations on one input as a single one, if their weights lie one behind the other: a view, no copy."""
+    """Several operations on one input as a single one, if their weights are adjacent: a view, no
+    copy."""
     first = parts[0].weight
     if first is None or torch.compiler.is_compiling():
         return None
@@ -181,7 +185,7 @@ def packed(parts: Sequence[Weights]) -> Weights | None:
 
 
 def _joined(tensors: Sequence[Tensor | None]) -> Tensor | None:
-    """The tensors as one view along the first dimension; None: they do not lie right behind one another."""
+    """The tensors as one view along the first dimension; None: they are not adjacent."""
     first = tensors[0]
     if first is None:
         return None
@@ -193,6 +197,7 @@ def _joined(tensors: Sequence[Tensor | None]) -> Tensor | None:
             return None
         at += tensor.nbytes
         rows += tensor.shape[0]
-    # Not a view of the first tensor: the view is kept on that tensor, so a reference back would never end.
+    # Not a view of the first tensor, because the result is kept on that tensor and the reference
+    # back would form a cycle.
     made = torch.empty(0, dtype=first.dtype, device=first.device)
     return made.set_(first.untyped_storage(), first.storage_offset(), (rows, *first.shape[1:]), first.stride())

@@ -15,7 +15,7 @@ class Paged:
 
     name      its name within its block
     key       its name in the model's state_dict
-    stand_in  what the module holds while the block is not running: shape and dtype, without bytes (meta)
+    stand_in  held by the module while the block does not run: shape and dtype on the meta device
     """
 
     name: str

@@ -1,9 +1,11 @@
-"""LoRA and its kin on weights that come and go: the same sums as stock's `ModelPatcher.patch_weight_to_device`.
+"""LoRA and other patches on streamed weights: the same sums as stock's
+`ModelPatcher.patch_weight_to_device`.
 
-Stock patches a weight once, when it loads it, and keeps it. A streamed weight is patched whenever it arrives, a resident
-one whenever the set of patches changes. The function is the same, in the same types and with the same seed for rounding,
-so the numbers are too. Plain LoRA on a GPU has a shorter way (`lora.py`), unless its kernels are off. Packed weights cannot be
-written to, so theirs are applied for each product (`Applied`).
+Stock patches a weight once, when it loads it, and keeps it. A streamed weight is patched whenever
+it arrives, a resident one whenever the set of patches changes. The function, its types and its seed
+for rounding are the same, so the numbers are too. Plain LoRA on a GPU has a shorter way
+(`lora.py`), unless its kernels are off. Packed weights cannot be written to, so their patches are
+applied for each product (`Applied`).
 """
 
 from __future__ import annotations
@@ -20,23 +22,24 @@ import torch
 from .paged import Paged
 from .storage import FP8, in_file_order
 
-# Of each key its patches, in order. A patch is a tuple that is made once and handed on to clones.
+# The patches of each key, in order. A patch is a tuple that is made once and handed on to clones.
 PatchSet = Mapping[str, tuple[Any, ...]]
 
 
 def snapshot(patches: Mapping[str, Sequence[Any]], keys: Iterable[str]) -> PatchSet:
-    """The patches of these keys as they are now; clones of a model may grow theirs later."""
+    """The patches of these keys as they are now. Clones of a model may add patches later."""
     return {key: tuple(patches[key]) for key in keys if patches.get(key)}
 
 
 def differs(one: PatchSet, other: PatchSet, key: str) -> bool:
-    """Whether a key's patches are not the very same ones."""
+    """Whether a key's patches are not the identical objects."""
     a, b = one.get(key, ()), other.get(key, ())
     return len(a) != len(b) or any(x is not y for x, y in zip(a, b, strict=True))
 
 
 class _Again:
-    """Between a weight's patches: those that follow change the weight as it is held with those before."""
+    """Separates a weight's patches: later ones change the weight as it is held with the earlier
+    ones."""
 
 
 AGAIN = _Again()
@@ -45,7 +48,7 @@ AGAIN = _Again()
 def with_hooked(
     patches: Mapping[str, Sequence[Any]], hooked: Mapping[str, Sequence[Any]]
 ) -> Mapping[str, Sequence[Any]]:
-    """A model's patches, and on top of them those of its hooks."""
+    """A model's patches, followed by those of its hooks."""
     return {**patches, **{key: (*patches.get(key, ()), AGAIN, *more) for key, more in hooked.items()}}
 
 
@@ -58,7 +61,8 @@ def stages(patches: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
 def patched(
     paged: Paged, weight: Any, patches: Sequence[Any], device: torch.device, *, as_held: bool = True
 ) -> torch.Tensor:
-    """What becomes of this weight: of its type, and `as_held`, by its module, quantised anew if it is quantised."""
+    """The patched weight, in the weight's type. as_held: stored by its module, which quantises it
+    anew if it is quantised."""
     first, then = stages(patches)
     out = weight = in_file_order(weight)
     module = paged.module if as_held else None
@@ -66,19 +70,22 @@ def patched(
         computed = comfy.model_management.lora_compute_dtype(device)
         out = _patched_once(paged, module, out, first, device, computed, None)
     if then:
-        original = {paged.key: [(weight, None)]}  # from which a hook with another model's weights takes its difference
+        # A hook with another model's weights takes its difference from this.
+        original = {paged.key: [(weight, None)]}
         out = _patched_once(paged, module, out, then, device, torch.float32, original)
     return out
 
 
 class Applied:
-    """One of a module's `weight_function`s: a weight's patches, by stock's functions, on what was made of it for a product."""
+    """One of a module's `weight_function`s: applies patches by stock's functions to the copy of a
+    weight that was made for a product."""
 
     def __init__(self, paged: Paged, patches: Sequence[Any]) -> None:
         self._paged, self._patches = paged, patches
 
     def __call__(self, weight: torch.Tensor) -> torch.Tensor:
-        """weight: numbers, in any type. The sum is rounded as that of a weight in the model's type is, unless that is fp8."""
+        """weight: numbers, in any type. The sum is rounded as for a weight in the model's type,
+        unless that is fp8."""
         kind = self._paged.stand_in.dtype
         with torch.no_grad():
             held = weight if kind in FP8 else weight.to(kind)

@@ -1,7 +1,8 @@
-"""The one way to multiply: stock's Linears over our products, whatever their weights are.
+"""The one way to multiply: stock's Linears over our products, for weights of any storage.
 
-Weights come from `operands`, as halves. Where the tier permits, they are 8-bit numbers (`int8_weights.py`), and so is x: a scale
-for each of its rows, turned as the weight's rows are. What follows a product, GELU, gate and residual, is done in it either way.
+Weights come from `operands`, as halves. Where the tier permits, they are 8-bit numbers
+(`int8_weights.py`), and x is rounded, too: a scale for each row, rotated as the weight's rows are.
+GELU, gate and residual are computed within the product in both cases.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ from ...kernels_cuda.ops.matmul.mlp import CHUNK_BYTES, most_rows, parts_of
 from .int8_weights import Int8Weights, int8_operands
 from .operands import Weights, operands, packed
 
-ROUNDED_BYTES = 64 * 2**20  # of x, while several products read it
-PACKED_ROWS = 4096  # above, cuBLAS needs the same time for three products as for one (H200, 14B)
+ROUNDED_BYTES = 64 * 2**20  # bytes of a rounded x that several products read
+# with more rows cuBLAS needs the same time for three products as for one (H200, 14B)
+PACKED_ROWS = 4096
 
 
 def product(
@@ -47,8 +49,8 @@ def product(
     """residual + gate * activation(operation(x)), each part optional, for one of stock's Linears.
 
     x         [batch, ..., k] fp16
-    out       [batch, ..., n], where to write instead of into a new tensor; may be the residual itself
-    saturate  what overflows fp16 becomes +-65504 instead of infinity
+    out       [batch, ..., n], written instead of a new tensor; may be the residual itself
+    saturate  numbers that overflow fp16 become +-65504 instead of infinity
     """
     done: dict[str, Any] = {"activation": activation, "residual": residual, "gate": gate, "saturate": saturate}
     with _weights(x, policy, operation) as [own]:
@@ -61,9 +63,10 @@ def product(
 def products(
     x: Tensor, operations: Sequence[Any], policy: KernelPolicy, *, however_long: bool = False
 ) -> Sequence[Tensor]:
-    """What several of stock's Linears make of x [batch, ..., k] fp16: of one product of halves where their weights lie together
-    and x is short, or however long it is: narrow products alone fill no card. In 8 bits x is rounded once for all that have the
-    same rotation."""
+    """The outputs of several of stock's Linears for x [batch, ..., k] fp16. One product of halves
+    serves if the weights are adjacent, and if x is short or `however_long`, for products so narrow
+    that they do not fill a card. In 8 bits x is rounded once for all operations with the same
+    rotation."""
     with _weights(x, policy, *operations) as parts:
         halves = [part for part in parts if isinstance(part, Weights)]
         joins = len(halves) == len(parts) and (however_long or x.shape[:-1].numel() <= PACKED_ROWS)
@@ -80,11 +83,11 @@ def products(
 
 @dataclass(frozen=True)
 class Part:
-    """What becomes of some rows of a Linear.
+    """The use of some rows of a Linear.
 
-    out         [batch, tokens, columns], where to write: rows anywhere
+    out         [batch, tokens, columns], the destination; its rows need not be adjacent
     activation  of the product
-    gated       the rows are a pair, twice as many as columns: silu(first half) * second half, saturated
+    gated       twice as many rows as columns: silu(first half) * second half, saturated
     """
 
     out: Tensor
@@ -97,8 +100,9 @@ class Part:
 
 
 def product_in_parts(x: Tensor, operation: Any, policy: KernelPolicy, parts: Sequence[Part]) -> None:
-    """What one of stock's Linears makes of x [batch, tokens, k] fp16, each part of its rows where it is wanted. The weight is taken
-    once, and in 8 bits x is rounded once. Some tokens at a time: what a pair multiplies may lie beside it meanwhile."""
+    """The output of one of stock's Linears for x [batch, tokens, k] fp16, each part of its rows
+    written to its place. The weight is taken once, and in 8 bits x is rounded once. A few tokens at
+    a time, because the two halves of a pair may need memory of their own."""
     with _weights(x, policy, operation) as [own]:
         widest = max(part.rows for part in parts)
         for piece in parts_of(x.shape[0], x.shape[1], most_rows(widest, CHUNK_BYTES)):
@@ -117,8 +121,8 @@ def product_in_parts(x: Tensor, operation: Any, policy: KernelPolicy, parts: Seq
 
 
 def _in_int8(x: Tensor, parts: Sequence[Int8Weights], policy: KernelPolicy) -> Sequence[Tensor]:
-    """The products of x [batch, ..., k] with each: a few tokens at a time, since what is rounded lies beside what it was made of
-    while all results are held, and long videos fill a card."""
+    """The products of x [batch, ..., k] with each weight. A few tokens at a time, because the
+    rounded copy of x needs room while all results are held, and long videos fill a card."""
     tokens = x.shape[1] if x.ndim == 3 else 0
     pieces = parts_of(x.shape[0], tokens, most_rows(x.shape[-1], 2 * ROUNDED_BYTES)) if tokens else ()
     if len(pieces) <= 1:
@@ -133,7 +137,7 @@ def _in_int8(x: Tensor, parts: Sequence[Int8Weights], policy: KernelPolicy) -> S
 
 
 def _rounded(x: Tensor, parts: Sequence[Int8Weights], policy: KernelPolicy) -> dict[int, Int8Rows]:
-    """By rotation."""
+    """x rounded to 8 bits, by rotation."""
     return {
         turn: rows_to_int8(x, rotation=turn, policy=policy) for turn in dict.fromkeys(p.matrix.rotation for p in parts)
     }
@@ -153,15 +157,15 @@ def feed_forward(
     saturate: bool = False,
     pieces: int = CHUNK_BYTES,
 ) -> Tensor:
-    """residual + gate * second(activation(first(x))), for two of stock's Linears: a few tokens at a time, since what lies between
-    them is wide.
+    """residual + gate * second(activation(first(x))), for two of stock's Linears: a few tokens at a
+    time, because the hidden values are wide.
 
     x         [batch, ..., k] fp16
-    gated     first makes a pair, and second gets silu(its first half) * its second half
-    out       [batch, ..., n], contiguous or [batch, tokens, n], where to write instead of into a new tensor; may be the residual
-              itself
-    saturate  what overflows fp16 becomes +-65504 instead of infinity
-    pieces    about the most that what lies between the products may take, in bytes
+    gated     first makes a pair, and second gets silu(first half) * second half
+    out       [batch, ..., n], contiguous or [batch, tokens, n], written instead of a new tensor;
+              may be the residual itself
+    saturate  numbers that overflow fp16 become +-65504 instead of infinity
+    pieces    bytes that the hidden values may take, roughly
     """
     with _weights(x, policy, first, second) as [one, other]:
         return mlp(
@@ -184,10 +188,11 @@ def feed_forward(
 def gated_feed_forward(
     x: Tensor, gate: Any, up: Any, down: Any, policy: KernelPolicy, *, saturate: bool = False
 ) -> Tensor:
-    """down(silu(gate(x)) * up(x)), for three of stock's Linears without biases: a few tokens at a time.
+    """down(silu(gate(x)) * up(x)), for three of stock's Linears without biases: a few tokens at a
+    time.
 
     x         [batch, ..., k] fp16
-    saturate  what overflows fp16, on the way too, becomes +-65504 instead of infinity
+    saturate  numbers that overflow fp16, hidden ones too, become +-65504 instead of infinity
     """
     with _weights(x, policy, gate, up, down) as [first, second, last]:
         return mlp(
@@ -204,7 +209,8 @@ def gated_feed_forward(
 def _weights(
     x: Tensor, policy: KernelPolicy, *operations: Any
 ) -> AbstractContextManager[Sequence[Weights | Int8Weights]]:
-    """As the tier has them. Not asked for more than it must: a block asks some twenty times."""
+    """The weights as the tier has them. Does no more than needed, because a block asks some twenty
+    times."""
     return (
         operands(x, policy, *operations) if policy.int8_products == "never" else int8_operands(x, policy, *operations)
     )

@@ -1,7 +1,9 @@
-"""How much of an FP16 stream was too large for it: what a block adds saturates at 65504, and a picture may suffer in silence.
+"""Count of the numbers in an FP16 stream that were too large for it: the output of a block
+saturates at 65504, and a picture may suffer silently.
 
-It is counted behind the last block: a number that large stays so large to the end, and one pass over the stream a step costs
-nothing that can be measured, where stock looks at all of it in every block. Counts stay on the card until a report asks for them.
+They are counted after the last block, because a number that large stays so to the end, and one pass
+over the stream in a step costs nothing measurable, while stock looks at all of it in every block.
+The count stays on the card until a report asks for it.
 """
 
 from __future__ import annotations
@@ -18,14 +20,15 @@ from ..base.hooks import SATURATION
 
 
 class Saturation:
-    """Of one model."""
+    """The count of one model."""
 
     def __init__(self) -> None:
         self.passes = 0
         self._count: Tensor | None = None  # int64, on the device
 
     def look(self, x: Tensor) -> None:
-        """x: the stream [batch, tokens, width] as it leaves the last block. One of fp32 has room enough."""
+        """x: the stream [batch, tokens, width] as it leaves the last block. An fp32 stream is not
+        counted."""
         if x.dtype is not torch.float16:
             return
         found = (x.abs() >= LARGEST).sum()
@@ -44,13 +47,14 @@ class Saturation:
 
 
 def watch(blocks: list[nn.Module]) -> None:
-    """Count behind the last of a network's blocks, in the order in which they run."""
+    """Count after the last of a network's blocks, which are given in the order in which they
+    run."""
     if blocks:
         blocks[-1].__dict__[SATURATION] = Saturation()
 
 
 def look(block: Any, x: Tensor) -> Tensor:
-    """x, which has left a block: counted if this is the last one."""
+    """Return x, the output of a block, and count it if the block is the last one."""
     found: Saturation | None = block.__dict__.get(SATURATION)
     if found is not None:
         found.look(x)
@@ -58,7 +62,7 @@ def look(block: Any, x: Tensor) -> Tensor:
 
 
 def words(net: nn.Module) -> str:
-    """What the report says of a diffusion model's network; nothing where nothing was too large."""
+    """The report's sentence on a diffusion model's network; empty if nothing was too large."""
     for module in net.modules():
         found: Saturation | None = module.__dict__.get(SATURATION)
         if found is not None and found.count:

@@ -1,16 +1,18 @@
-"""How a weight is stored, one class a storage: to add a format is to add a class here and its layout to `LAYOUTS`.
+"""How a weight is stored, one class for each storage. A new format is a class here and its layout
+in `LAYOUTS`.
 
     Numbers        bf16, fp32, fp16: the numbers themselves
     Float8         fp8 without a scale, as a file has it or as `--fp8_e4m3fn-unet` asks for it
     ScaledFloat8   fp8 data and one fp32 scale
     Int8           8-bit numbers with a scale for each row or for all, rows rotated or not (ConvRot)
-    Ggml           the blocks of a GGUF file, as they lie in it
-    Int4           4-bit numbers that were made with samples (AWQ, SVDQuant)
-    Quantised      any other layout of ComfyUI's (NVFP4, MXFP8): ComfyUI's own functions read it
+    Ggml           the blocks of a GGUF file, unchanged
+    Int4           4-bit numbers that were calibrated with samples (AWQ, SVDQuant)
+    Quantised      any other layout of ComfyUI's (NVFP4, MXFP8), which ComfyUI's own functions read
 
-`storage_of(weight)` gives the object that answers for a weight. The answers are the operands that our ops take: the matrix in
-fp16 (`matrix`), 8-bit rows (`int8`), bytes for the product of a few rows (`few_rows`), rows of a table (`rows`). Which of
-them multiplies depends on x, the tier and the card as well, so `products.py` decides that.
+`storage_of(weight)` gives the object that answers for a weight. The answers are the operands that
+our ops take: the matrix in fp16 (`matrix`), 8-bit rows (`int8`), bytes for the product of a few
+rows (`few_rows`), rows of a table (`rows`). Which of them multiplies depends on x, the tier and the
+card as well, so `products.py` decides that.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ LOOKED_UP = (torch.float16, torch.bfloat16, torch.float32)  # types of a table w
 
 
 class StoredRows(NamedTuple):
-    """A weight as the op `few_rows` reads it. numbers: [n, k], or [n, bytes of a row] of ggml's blocks."""
+    """A weight as the op `few_rows` reads it. numbers: [n, k], or [n, bytes of a row] of ggml's
+    blocks."""
 
     numbers: Tensor
     encoding: str
@@ -43,11 +46,12 @@ class StoredRows(NamedTuple):
 
 
 class Storage:
-    """One weight, as it is stored. What this class answers holds for numbers that lie in the weight themselves."""
+    """One weight, as it is stored. This class answers for plain numbers."""
 
     __slots__ = ("weight",)
 
-    # Whether patches can be written back: if not, they are applied to what each product makes of the weight.
+    # Whether patches can be written back. If not, they are applied to the copy that each product
+    # makes.
     is_writable: ClassVar[bool] = True
     # Whether rows of a table can be read without the rest of it.
     has_rows: ClassVar[bool] = True
@@ -88,20 +92,22 @@ class Storage:
         return StoredRows(weight, READ_BY_FEW_ROWS[weight.dtype]) if plain else None
 
     def rows(self, ids: Tensor) -> Tensor | None:
-        """Rows [n, width] of a table by their numbers, ids [n] on the table's device; None: ComfyUI's embedding reads them."""
+        """Rows [n, width] of a table by their numbers, ids [n] on the table's device; None:
+        ComfyUI's embedding reads them."""
         weight = self.weight
         return weight.index_select(0, ids) if type(weight) is nn.Parameter and weight.dtype in LOOKED_UP else None
 
     def holding(self, data: Tensor, params: Any = None) -> Any:  # noqa: ARG002 - of quantised storages
-        """A weight of the same storage with other bytes, and of quantised ones with other scales."""
+        """A weight of the same storage with other bytes, and other scales if it is quantised."""
         return data
 
     def write(self, weight: Any) -> Any:
-        """Copy the bytes of another weight of the same storage into this one's memory; the weight that it is then."""
+        """Copy the bytes of another weight of the same storage into this one's memory; returns the
+        weight that results."""
         return self.weight.data.copy_(weight)
 
     def for_comfyui(self) -> Any:
-        """The weight as code of ComfyUI takes it, which changes or saves it."""
+        """The weight as ComfyUI's code that changes or saves weights takes it."""
         return self.weight
 
     def is_converted_for_products(self, *, by_us: bool, full_precision: bool) -> bool:  # noqa: ARG002 - see subclasses
@@ -125,12 +131,12 @@ class Float8(Storage):
     __slots__ = ()
 
     def is_converted_for_products(self, *, by_us: bool, full_precision: bool) -> bool:  # noqa: ARG002
-        """Always: sums with a LoRA would lose most of a small LoRA if they were rounded to fp8."""
+        """True, because a sum rounded to fp8 would lose most of a small LoRA."""
         return True
 
 
 class Quantised(Storage):
-    """Data and scales, in a layout of ComfyUI's that only ComfyUI's own functions read."""
+    """Data and scales, in a layout that only ComfyUI's own functions read."""
 
     __slots__ = ()
     has_rows = False
@@ -162,7 +168,8 @@ class Quantised(Storage):
         return type(weight)(self.weight._qdata, weight._layout_cls, weight._params)
 
     def is_converted_for_products(self, *, by_us: bool, full_precision: bool) -> bool:  # noqa: ARG002
-        """Where the file asks for it; otherwise the card may multiply the numbers as they are."""
+        """True if the file asks for full precision; otherwise the card may multiply the numbers as
+        stored."""
         return full_precision
 
 
@@ -196,7 +203,8 @@ class Int8(Quantised):
         return int8_to_half(found.numbers, found.scales, rotation=found.rotation, policy=policy)
 
     def wide(self, policy: KernelPolicy) -> Tensor:
-        """8-bit numbers have no more digits than their fp16, which one pass makes."""
+        """fp32 of the fp16 matrix, because 8-bit numbers have no more digits and one pass makes
+        it."""
         return super().wide(policy) if self.int8() is None else self.matrix(policy).float()
 
     def int8(self) -> Int8Matrix | None:
@@ -219,7 +227,8 @@ class Int8(Quantised):
 
 
 class Int4(Quantised):
-    """4-bit numbers that were made with samples beforehand, so that no sum can be written back into them."""
+    """4-bit numbers that were calibrated with samples, so that no sum can be written back into
+    them."""
 
     __slots__ = ()
     is_writable = False
@@ -254,7 +263,7 @@ class Ggml(Quantised):
 
 
 INT8_LAYOUT = "TensorWiseINT8Layout"
-# By the name of ComfyUI's class for how data and scales lie.
+# Storages by the name of ComfyUI's layout class.
 LAYOUTS: Mapping[str, type[Quantised]] = {
     "TensorCoreFP8Layout": ScaledFloat8,
     "TensorCoreFP8E4M3Layout": ScaledFloat8,
@@ -267,7 +276,7 @@ LAYOUTS: Mapping[str, type[Quantised]] = {
 
 
 def storage_of(weight: Any) -> Storage:
-    """What answers for this weight."""
+    """The object that answers for this weight."""
     if isinstance(weight, QuantizedTensor):
         return LAYOUTS.get(layout_of(weight), Quantised)(weight)
     return Float8(weight) if weight.dtype in FP8 else Numbers(weight)
@@ -279,7 +288,8 @@ def is_quantised(weight: Any) -> bool:
 
 
 def stored(tensor: Any) -> Tensor:
-    """The tensor itself, or the data of a quantised one. Asked for each parameter of a model, so no object is made."""
+    """The tensor itself, or the data of a quantised one. Makes no object, because it is called for
+    each parameter of a model."""
     data: Tensor = tensor._qdata if isinstance(tensor, QuantizedTensor) else tensor
     return data
 
