@@ -1,5 +1,5 @@
-"""Language models as llama.cpp writes them into GGUF files: other names than ComfyUI's, and not
-always the same numbers.
+"""Language models as llama.cpp writes them into GGUF files: their names differ from ComfyUI's, and
+in some models the numbers do.
 
     token_embd, output_norm, output    model.embed_tokens, model.norm, lm_head
     blk.{i}.attn_norm, ffn_norm        model.layers.{i}.input_layernorm, post_attention_layernorm
@@ -7,10 +7,10 @@ always the same numbers.
     blk.{i}.attn_q_norm, _k_norm       model.layers.{i}.self_attn.q_norm, k_norm
     blk.{i}.ffn_gate, _up, _down       model.layers.{i}.mlp.gate_proj, up_proj, down_proj
 
-`general.architecture` names the model. Of Qwen the converter takes every number as it is. Of Llama
-and Mistral it turns the rows of q and k, of Gemma it adds one to the norms, and a vision part goes
-into a file of its own (mmproj): those would load and encode nonsense, so they are refused. T5 has
-its names in its family.
+`general.architecture` names the model. The converter keeps all numbers of Qwen. It reorders the
+rows of q and k of Llama and Mistral, adds one to the norms of Gemma, and writes a vision part to a
+file of its own (mmproj). Those would load and encode nonsense, so they are refused. T5 has its
+names in its family.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ...memory import WeightFile
 
 ARCHITECTURE = "general.architecture"
-# Those whose numbers are ComfyUI's, as llama.cpp calls them: Qwen2.5, Qwen2.5-VL, Qwen3.
+# Architectures whose numbers are ComfyUI's, in llama.cpp's words: Qwen2.5, Qwen2.5-VL, Qwen3.
 AS_THEY_ARE = ("qwen2", "qwen2vl", "qwen3")
 BLOCK = re.compile(r"blk\.\d+\.(attn|ffn)_norm\.weight")
 VISION, VISION_BLOCK = "clip", re.compile(r"v\.blk\.\d+\..*", re.DOTALL)
@@ -34,10 +34,11 @@ VISION, VISION_BLOCK = "clip", re.compile(r"v\.blk\.\d+\..*", re.DOTALL)
 
 @dataclass(frozen=True)
 class Names:
-    """A model's names: from llama.cpp's to stock's. Other names stay.
+    """A model's names, from llama.cpp's to stock's. Other names stay.
 
-    blocks           the beginning of a block's name, there and here
-    inside, outside  of a block's tensors, and of all others, without what comes last: weight, bias
+    blocks           the beginning of a block's name, in both
+    inside, outside  names of a block's tensors, and of all others, without the last part: weight,
+                     bias
     """
 
     blocks: tuple[str, str]
@@ -69,8 +70,8 @@ QWEN = Names(
 
 
 def renaming(header: WeightFile) -> Callable[[str], str] | None:
-    """From a language model's names to stock's; None: the file is none of llama.cpp's, or one that
-    a family knows. Raises `WrongFile` where more than names differs."""
+    """From a language model's names to stock's; None: the file is not llama.cpp's, or a family
+    knows its names. Raises `WrongFile` if more than names differs."""
     if not header.values:  # no GGUF file
         return None
     architecture = header.values.get(ARCHITECTURE)
@@ -95,7 +96,6 @@ def renaming(header: WeightFile) -> Callable[[str], str] | None:
 
 
 def has_no_vision(header: WeightFile) -> bool:
-    """Whether the file is of a model that ComfyUI may have with a vision part, which llama.cpp
-    leaves out."""
+    """Whether llama.cpp left the vision part out of a file whose model may have one in ComfyUI."""
     named = header.values.get(ARCHITECTURE) in AS_THEY_ARE
     return named and not any(name.startswith("visual.") for name in header.extents)

@@ -1,9 +1,8 @@
-"""The notes of a file on itself beside its tensors: how its layers are quantised, and the settings
-of its network.
+"""The metadata of a file beside its tensors: how its layers are quantised, and its network's
+settings.
 
-Stock believes these notes. A broken one ends in an error of Python's about JSON or a name in a
-table, and a layer whose scale is missing in noise; here the file, the layer and the remedy are
-named.
+Stock trusts them. A broken note on a layer ends in a Python error about JSON or a name in a table,
+and a missing scale in noise. Here the error names the file, the layer and the remedy.
 """
 
 from __future__ import annotations
@@ -23,16 +22,15 @@ from .completeness import listed
 QUANTISED = "_quantization_metadata"
 NOTE = ".comfy_quant"
 SETTINGS = "config"
-# A note has some dozens of bytes; a tensor of this name that is longer is none.
+# A note has some dozens of bytes; a longer tensor of this name is not one.
 LONGEST = 1 << 16
 SCALES = ("weight_scale", "weight_scale_2")
-# Of these formats a weight has scales for groups and for rows, which stock's table of formats does
-# not name.
+# Formats whose weights have scales for groups and for rows, which stock's table of formats lacks.
 GROUPED = dict.fromkeys(("asym_w4a8_int8", "w6a8_int8"), ("weight_s_rel", "weight_s_channel"))
 
 
 def check_quantised(source: Checkpoint) -> None:
-    """Raise `WrongFile` where a note on how a layer is quantised is broken, or names a format that
+    """Raise `WrongFile` if a note on how a layer is quantised is broken, or names a format that
     this ComfyUI does not know."""
     header = source.files[0]
     for layer, note in (*_in_metadata(header), *_in_tensors(source)):
@@ -89,8 +87,8 @@ def _short(value: Any) -> str:
 
 
 def fault_of_settings(metadata: Mapping[str, str]) -> str | None:
-    """Why the settings in this metadata are none, in words that go on after "the settings"; None:
-    they are sound, or there are none."""
+    """The fault of the settings in this metadata, in words that follow "the settings"; None: they
+    are sound, or there are none."""
     try:
         found = json.loads(metadata.get(SETTINGS, "{}"))
     except (ValueError, RecursionError) as error:
@@ -104,7 +102,8 @@ def fault_of_settings(metadata: Mapping[str, str]) -> str | None:
 
 
 def renamed(metadata: Mapping[str, str], rename: Rename) -> dict[str, str]:
-    """The metadata of a file whose tensors get other names: the notes on its layers follow them."""
+    """The metadata of a file whose tensors get other names, with the notes on its layers
+    renamed."""
     found = dict(metadata)
     if QUANTISED in found:
         table = json.loads(found[QUANTISED])

@@ -1,7 +1,7 @@
 """Blocks in the names of a file's tensors: where a diffusion model begins, and what a block lacks.
 
-Blocks of a list are alike: a tensor that most of them have, each of them has. So a family whose
-members differ in their blocks needs no table that names them all.
+Blocks of a list are alike: a tensor that most of them have belongs to each of them. So a family
+whose members differ in their blocks needs no table that names them all.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from ..base.family import Expected
 if TYPE_CHECKING:
     from ...memory import WeightFile
 
-# The network's own tensors. Those that go with a quantised weight are named otherwise, and not
-# every layer has them.
+# Ends of the names of a network's own tensors. Those that go with a quantised weight have other
+# names, and not every layer has them.
 OWN = (".weight", ".bias", ".scale")
 
 
 def prefix_of(header: WeightFile, part: re.Pattern[str], beside: Iterable[str]) -> str | None:
-    """The prefix of a diffusion model's names: nothing, or what a whole checkpoint puts there.
-    None: the file has no such model.
+    """The prefix of a diffusion model's names: empty, or the one of a whole checkpoint. None: the
+    file has no such model.
 
-    part    a name in one of its blocks, whose first group is the prefix. Any block will do: a file
-            that lacks one is a model of the family all the same
-    beside  names of which it has at least one, and relatives with such blocks have none
+    part    a name in one of its blocks, whose first group is the prefix. Any block will do, because
+            a file that lacks one is still a model of the family
+    beside  names of which it has at least one, while relatives with such blocks have none
     """
     names = header.extents.keys()
     found = (match[1] for name in names if (match := part.fullmatch(name)) is not None)
@@ -37,11 +37,12 @@ def prefix_of(header: WeightFile, part: re.Pattern[str], beside: Iterable[str]) 
 def expected(
     header: WeightFile, prefix: str, lists: Iterable[str], ends: Iterable[str], published: Mapping[str, int]
 ) -> Expected:
-    """
+    """The tensors that a sound file has: `ends`, and in each block those that most blocks have.
+
     prefix     of the transformer's names in a whole checkpoint
-    lists      of blocks, by name
-    ends       other tensors that no file lacks
-    published  how many blocks the published model of this width has, by list; nothing where none is
+    lists      names of the lists of blocks
+    ends       other tensors that every file has
+    published  number of blocks of the published model of this width, by list; empty if none is
                known
     """
     block = re.compile(rf"{re.escape(prefix)}({'|'.join(map(re.escape, lists))})\.(\d+)(\..+)")

@@ -1,6 +1,5 @@
 """Sentencepiece models: the tokenizers that some text encoders' files carry as a tensor of bytes.
-Stock gives the bytes to the same library as this does; what that says of broken ones names no
-file."""
+Stock gives the bytes to the same library, whose errors for broken ones name no file."""
 
 from __future__ import annotations
 
