@@ -1,10 +1,10 @@
-"""The header of a file, looked at before anything is loaded: is it the right kind, is it whole, are
-its notes sound.
+"""A look at a file's header before anything is loaded: whether it is the right kind, whole, and has
+sound metadata.
 
 Choosing the VAE in the text encoder loader is an easy slip. Stock answers it minutes and gigabytes
-later with a message about shapes; here it costs one header read, and the answer names the right
-node. The loaders look at every file so (`look_at`), and the nodes before a graph is queued
-(`inspect_file`). Families are asked first, then stock's own detection, with the tensors unread.
+later with a message about shapes. Here it costs one header read, and the message names the right
+node. The loaders look at every file (`look_at`), and the nodes do before a graph is queued
+(`inspect_file`). Families are asked first, then stock's own detection, with unread tensors.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ from ..files import completeness, llama_cpp, quant_metadata, sentencepiece
 from ..files.checkpoint_parts import CheckpointParts
 from ..weights.meta_tensor import tensors_of
 
-# The parts of a patch, in the spellings of LoRA, LoHa, LoKr, GLoRA, OFT, BOFT and of plain
+# The parts of a patch, in the spellings of LoRA, LoHa, LoKr, GLoRA, OFT, BOFT and plain
 # differences.
 LORA_PART = re.compile(
     r"[._]lora(_linear_layer)?[._](A|B|up|down)\b|\.(lokr_w[12]|hada_w[12]_[ab]|[ab][12]\.weight$|oft_blocks|diff(_b)?$|set_weight$)"
 )
-# Tensors of ComfyUI's VAEs that no other model has, in the spellings of their origins.
+# Tensors that only ComfyUI's VAEs have, in the spellings of their origins.
 VAE_PARTS = (
     "decoder.conv_in.weight", "decoder.conv_in.conv.weight", "decoder.conv1.weight", "decoder.up_blocks.0.resnets.0.norm1.weight",
     "first_stage_model.decoder.conv_in.weight", "decoder.layers.0.weight", "taesd_decoder.1.weight",
 )  # fmt: skip
-# Where whole checkpoints have their text encoders and VAE.
+# Prefixes of text encoders and VAE in whole checkpoints.
 BESIDE_THE_MODEL = ("cond_stage_model.", "conditioner.embedders.", "text_encoders.", "first_stage_model.", "vae.")
 
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """The contents of a file, told by its header. Each look is taken once, when it is first asked
-    for.
+    """The contents of a file, told by its header. Each property is computed once, when it is first
+    asked for.
 
-    header   names, shapes and metadata; behind `look_at` under stock's names
-    family   that knows the file, if one does
-    source   the file, as long as it is open; None: it has no header, and stock has read it
-    read     the tensors that stock has read then, by name
+    header   names, shapes and metadata; after `look_at` under stock's names
+    family   the family that knows the file, or None
+    source   the file, while it is open; None: it has no header, and stock has read it
+    read     the tensors by name that stock has read in that case
     """
 
     header: WeightFile
@@ -66,12 +66,12 @@ class CheckpointInfo:
 
     @classmethod
     def of(cls, source: Checkpoint) -> CheckpointInfo:
-        """Of an open file, as it is."""
+        """The contents of an open file, with its own names."""
         return cls(source.files[0], family_of(source.files[0]), source)
 
     @classmethod
     def of_tensors(cls, tensors: Mapping[str, torch.Tensor], path: str = "") -> CheckpointInfo:
-        """Of tensors that stock has read."""
+        """The contents of tensors that stock has read."""
         header = header_of(tensors, path)
         return cls(header, family_of(header), read=tensors)
 
@@ -81,8 +81,7 @@ class CheckpointInfo:
 
     @cached_property
     def tensors(self) -> Mapping[str, torch.Tensor]:
-        """The tensors by name, as stock's detection asks for them: stand-ins, of which nothing is
-        read."""
+        """The tensors by name, as stock's detection asks for them: unread stand-ins."""
         if self.read is not None:
             return self.read
         assert self.source is not None
@@ -93,8 +92,7 @@ class CheckpointInfo:
         """The prefix of a diffusion model's tensors, and the settings that stock's detection finds;
         None: it finds none."""
         prefix = comfy.model_detection.unet_prefix_from_state_dict(self.tensors)
-        # Stock's detection takes what it looks for to be whole, and fails in all ways where it is
-        # not.
+        # Stock's detection assumes a sound file, and fails in many ways if it is not.
         with contextlib.suppress(Exception):
             for one in (prefix, ""):
                 found = comfy.model_detection.detect_unet_config(self.tensors, one)
@@ -105,7 +103,7 @@ class CheckpointInfo:
     @cached_property
     def stocks_role(self) -> Role | None:
         """The role that stock's detection finds, for a file that no family knows. A whole
-        checkpoint is a diffusion model here."""
+        checkpoint counts as a diffusion model."""
         with contextlib.suppress(Exception):  # as above
             if comfy.sd.detect_te_model(self.tensors) is not None:
                 return Role.TEXT
@@ -115,30 +113,31 @@ class CheckpointInfo:
 
     @cached_property
     def parts(self) -> CheckpointParts:
-        """The parts of a whole checkpoint, as stock would take them."""
+        """The parts of a whole checkpoint, as stock divides it."""
         tensors = self.tensors if self.source is None else tensors_of(self.source)
         return CheckpointParts(self.path, tensors, self.header.metadata)
 
     @cached_property
     def expected(self) -> Expected | None:
-        """The tensors that the family expects in the file, where it tells."""
+        """The tensors that the family expects in the file; None: it has no expectation."""
         expects = None if self.family is None else self.family.expects
         return None if expects is None else expects(self.header)
 
     @property
     def rename(self) -> Rename | None:
-        """From the file's names to stock's, where the family knows a layout that stock does not."""
+        """From the file's names to stock's, if the family knows a layout that stock does not; else
+        None."""
         return None if self.family is None or self.family.renames is None else self.family.renames(self.header)
 
     def borrowed(self, others: Sequence[str]) -> Mapping[str, torch.Tensor]:
-        """The tensors that a text encoder's file lacks and another one of the user's has."""
+        """The tensors that a text encoder's file lacks and another file of the user's has."""
         return {} if self.family is None or self.family.borrows is None else self.family.borrows(self.header, others)
 
     # --------------------------------------------------------------------------------------------------------- checks
 
     def require_role(self, wanted: Role) -> None:
-        """Raise `WrongFile` if the file plainly belongs in another loader. A kind that nobody knows
-        passes: stock may know it."""
+        """Raise `WrongFile` if the file plainly belongs in another loader. An unknown kind passes,
+        because stock may know it."""
         if self.family is not None:
             found, words = self.family.role, self.family.words
         elif (place := elsewhere(self.header.extents)) is not None:
@@ -151,21 +150,22 @@ class CheckpointInfo:
             raise WrongFile(f"{self.path} is a {words}: choose it in the {self._loader(found)}.")
 
     def _loader(self, role: Role) -> str:
-        """The loader for a file of this role. A whole checkpoint goes into the one that takes all
-        of its parts, because its text encoder or VAE may have been wanted."""
+        """The loader for a file of this role. For a whole checkpoint it is the one that takes all
+        parts, because its text encoder or VAE may have been wanted."""
         is_whole = any(name.startswith(BESIDE_THE_MODEL) for name in self.header.extents)
         return Role.CHECKPOINT.loader if role is Role.DIFFUSION and is_whole else role.loader
 
     def require_whole(self, role: Role) -> None:
-        """Raise `WrongFile` where a part of the model is missing."""
-        if role is not Role.VAE:  # whose parts are in sequences, where not every number has a tensor
+        """Raise `WrongFile` if a part of the model is missing."""
+        # not the VAE's, whose parts are in sequences: some numbers have no tensor
+        if role is not Role.VAE:
             completeness.refuse_gaps(self.path, _of_the_model(self.header.extents, role))
         if self.expected is not None:
             completeness.require(self.header, self.expected)
 
     def require_settings(self) -> None:
-        """Raise `WrongFile` where stock would read a diffusion model's settings, and cannot. Of
-        other models they may be anything."""
+        """Raise `WrongFile` if stock would read a diffusion model's settings, and cannot. Those of
+        other models may be anything."""
         fault = quant_metadata.fault_of_settings(self.header.metadata)
         if fault is None or self.stocks_kind is None:
             return
@@ -179,15 +179,15 @@ class CheckpointInfo:
             ) from error
 
     def require_tokenizer(self) -> None:
-        """Raise `WrongFile` where a text encoder's file carries a tokenizer that is broken."""
+        """Raise `WrongFile` if a text encoder's file carries a broken tokenizer."""
         name = sentencepiece.TENSOR
         if name in self.header.extents:
             model = self.source.read(self.source.extents[name]) if self.source is not None else self.tensors[name]
             sentencepiece.refuse_broken(self.path, model)
 
     def say_doubts(self) -> None:
-        """Warn where the file differs from all published models: one that was shortened on purpose
-        is as sound as any."""
+        """Warn if the file differs from all published models. That is no error, because a model may
+        be shortened on purpose."""
         for doubt in () if self.expected is None else self.expected.doubts:
             warn(f"{self.path} {doubt}")
 
@@ -202,8 +202,8 @@ def _of_the_model(names: Iterable[str], role: Role) -> Iterable[str]:
 
 
 def header_of(tensors: Mapping[str, Any], path: str = "") -> WeightFile:
-    """As much of a header as a family looks at, of tensors that stock has read from a file without
-    one."""
+    """A header of tensors that stock has read from a file without one: as much of it as families
+    look at."""
     extents = {
         name: Extent(name, "", tuple(tensor.shape), 0, 0)
         for name, tensor in tensors.items()
@@ -213,7 +213,7 @@ def header_of(tensors: Mapping[str, Any], path: str = "") -> WeightFile:
 
 
 def elsewhere(names: Iterable[str]) -> str | None:
-    """The kind of a file that no loader of ours takes, and the node for it; None: it is none."""
+    """The kind of a file that belongs in a stock node, and that node; None: not such a file."""
     names = set(names)
     if any(LORA_PART.search(name) for name in names):
         return "a LoRA: choose it in a stock Load LoRA node, after the loader"
@@ -228,10 +228,11 @@ def elsewhere(names: Iterable[str]) -> str | None:
 
 
 def inspect_file(path: str, role: Role, others: Sequence[str] = ()) -> None:
-    """Raise `WrongFile` or `BadFile` where a header tells that the loader of this role will not
-    load the file.
+    """Raise `WrongFile` or `BadFile` if a header tells that the loader of this role will not load
+    the file.
 
-    others: of a text encoder, the user's other ones, which lend it a tokenizer where its file has none.
+    others: for a text encoder, the user's other ones, which lend it a tokenizer if its file has
+    none.
     """
     if not file_formats.has_header(path):
         open_regular(Path(path)).close()
@@ -241,8 +242,8 @@ def inspect_file(path: str, role: Role, others: Sequence[str] = ()) -> None:
 
 
 def look_at(source: Checkpoint, role: Role) -> CheckpointInfo:
-    """The contents of an open file, whose tensors have stock's names from now on. Raises
-    `WrongFile` where the file is none for this role, or not whole."""
+    """The contents of an open file, whose tensors get stock's names. Raises `WrongFile` if the file
+    is not for this role, or not whole."""
     translated = llama_cpp.renaming(source.files[0])
     if translated is not None:
         use_stocks_names(source, translated)
@@ -271,8 +272,7 @@ def renamed(
 
 
 def use_stocks_names(source: Checkpoint, rename: Rename) -> None:
-    """From now on the checkpoint's tensors go by these names; it knows as before where their bytes
-    are."""
+    """Rename the checkpoint's tensors; their places in the file stay."""
     header = source.files[0]
     extents = MappingProxyType({rename(name): extent for name, extent in source.extents.items()})
     source.extents = extents

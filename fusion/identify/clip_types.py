@@ -1,6 +1,6 @@
-"""Stock's types of text encoders. The same file serves several models, each with a tokenizer and a
-reading of its own; stock asks the user for the type. Where a file is used for one of them alone,
-`auto` knows it."""
+"""Stock's types of text encoders. One file may serve several models, each with its own tokenizer
+and reading, so stock asks the user for the type. `auto` finds it for a file that serves a single
+one."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from .checkpoint_info import CheckpointInfo
 AUTO = "auto"
 TE, Kind = comfy.sd.TEModel, comfy.sd.CLIPType
 
-# Encoders that serve several models: stock's types, and whose they are. All others go by stock's
-# first type.
+# Encoders that serve several models: stock's types, and the models. All others get stock's first
+# type.
 SEVERAL: Mapping[Any, Mapping[str, str]] = {
     TE.T5_XXL: {
         "sd3": "SD 3", "chroma": "Chroma", "pixart": "PixArt", "ltxv": "LTX-Video", "mochi": "Mochi", "cogvideox": "CogVideoX",

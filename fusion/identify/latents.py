@@ -1,7 +1,7 @@
-"""The latents of a model and of a VAE, told by files' headers before either is loaded: channels,
-and of pictures or videos.
+"""The latents of a model and of a VAE, told by their files' headers before either is loaded: the
+number of channels, and whether they are of pictures or of videos.
 
-A video that was sampled for another VAE cannot be decoded, and stock says so when it tries to, in
+A video that was sampled for another VAE cannot be decoded. Stock says so when it tries to, in
 shapes.
 """
 
@@ -20,9 +20,9 @@ from .checkpoint_info import CheckpointInfo
 
 # The first tensor of a decoder that takes the latents, in Wan's VAEs and in those of pictures.
 WAN_FIRST, PICTURE_FIRST = "decoder.conv1.weight", "decoder.conv_in.weight"
-# In the original spelling and in diffusers'.
+# A tensor of picture VAEs, in the original spelling and in diffusers'.
 PICTURE_PARTS = "decoder.mid.block_1.norm1.weight", "decoder.mid_block.resnets.0.norm1.weight"
-FOLDED = "bn.running_mean"  # in a VAE of pictures that folds 2x2 latents into channels
+FOLDED = "bn.running_mean"  # in a picture VAE that folds 2x2 latents into channels
 
 
 class Latents(NamedTuple):
@@ -40,7 +40,7 @@ def of_model(info: CheckpointInfo) -> Latents | None:
     if info.stocks_kind is None:
         return None
     prefix, config = info.stocks_kind
-    # Stock takes what it looks for to be whole, and fails in all ways where it is not.
+    # Stock's detection assumes a sound file, and fails in many ways if it is not.
     with contextlib.suppress(Exception):
         kind = comfy.model_detection.model_config_from_unet_config(config, info.tensors, prefix)
         return Latents(kind.latent_format.latent_channels, kind.latent_format.latent_dimensions)
@@ -48,7 +48,7 @@ def of_model(info: CheckpointInfo) -> Latents | None:
 
 
 def of_vae(info: CheckpointInfo) -> Latents | None:
-    """The latents of a VAE whose header tells; None for every other."""
+    """The latents of a VAE if its header tells; else None."""
     extents, family = info.header.extents, info.family
     if family is not None and family.role is Role.VAE and WAN_FIRST in extents:
         return Latents(extents[WAN_FIRST].shape[1], 3)
@@ -59,11 +59,11 @@ def of_vae(info: CheckpointInfo) -> Latents | None:
 
 
 def mismatch(model: str, vae: str) -> str | None:
-    """Why this VAE is not for this diffusion model, both by their paths, in a sentence. None:
-    nothing that headers tell.
+    """Why this VAE does not fit this diffusion model, in a sentence, both given by their paths.
+    None: headers tell no difference.
 
-    Only for a family that names its VAEs: there are models whose latents have more channels than
-    their VAE's.
+    Only for a family that names its VAEs, because the latents of some models have more channels
+    than their VAE's.
     """
     if not (file_formats.has_header(model) and file_formats.has_header(vae)):
         return None
@@ -82,5 +82,5 @@ def mismatch(model: str, vae: str) -> str | None:
 
 
 def vae_for(family: Family, channels: int) -> str:
-    """The VAE that goes with a model of this family and such latents, for a message."""
+    """The VAE for a model of this family with so many latent channels, for a message."""
     return (family.vaes or {}).get(channels, f"a VAE for latents of {channels} channels")
