@@ -1,8 +1,13 @@
 """From a file to stock's MODEL, CLIP and VAE.
 
-request.py     file and settings                common.py        whether it streams or is stock's
-diffusion.py   a diffusion model                text.py          text encoders
-checkpoint.py  all three out of one file        vae.py           a VAE
-build.py       a network without its weights    filling.py       the file's tensors in a network
-missing.py     whether every weight came        other_policy.py  the same under another kernel policy
+request.py       file and settings
+common.py        whether it streams or is stock's
+diffusion.py     a diffusion model
+text.py          text encoders
+vae.py           a VAE
+checkpoint.py    all three out of one file
+build.py         a network without its weights
+filling.py       the file's tensors in a network
+missing.py       whether every weight came
+other_policy.py  the same model under another kernel policy
 """

@@ -1,10 +1,10 @@
 """A stock model whose blocks' weights stay in the file.
 
-Stock's own functions build it, out of stand-ins (`weights/meta_tensor.py`): the same conversions of
-old layouts, the same detection, the same choice of types and operations. Then the network itself is
-asked for its blocks (`stream/blocks.py`), and for those of their operations' weights that are
-tensors of the file; these are paged. All other tensors are read (`filling.py`). So a model of 28 GB
-is built in the memory of its embeddings, whatever its tensors are called.
+Stock's own functions build it from stand-ins (`weights/meta_tensor.py`), with the same conversions
+of old layouts, the same detection, and the same choice of types and operations. Then the network is
+asked for its blocks (`stream/blocks.py`). The weights of their operations that are tensors of the
+file are paged; all other tensors are read (`filling.py`). So a model of 28 GB is built in the
+memory of its embeddings, whatever its tensors are called.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ from . import filling
 from .missing import names_of, require_streamable
 from .request import LoadRequest
 
-# Bytes of a new module's parameter that keeps its bytes: some are never in the file, and start as
-# what they are.
+# Bytes of a new module's parameter up to which it keeps its values, because some are never in the
+# file.
 KEPT = 1 << 16
 
 
 @dataclass(frozen=True)
 class Skeleton:
-    """
+    """A model without its blocks' weights.
+
     model           stock's, which a patcher holds
-    blocks, layers  the same things, to the model and to the pager
-    left            the weights that stay in the file beside the blocks
-    heads           networks that can write, and the number of the block that their words come from.
-                    These come last
-    stocks_type     of a diffusion model that computes in another type than stock would have it,
-                    stock's
+    blocks, layers  the same things, for the model and for the pager
+    left            weights outside of blocks that stay in the file
+    heads           networks that can write, each with the number of the block of its output matrix.
+                    These blocks come last
+    stocks_type     the type in which stock would compute a diffusion model, if it is another one
     """
 
     model: Any
@@ -79,9 +79,9 @@ def diffusion_model(
 ) -> Skeleton:
     """The diffusion model in `source`, as `comfy.sd.load_diffusion_model` would make it.
 
-    family     that knows the file, if one does: every weight of its models is in a sound file
-    preferred  types in which it should compute, where stock knows it to be sound in one; None: as
-               stock chooses
+    family     the family that knows the file, or None; a sound file of a known family has every
+               weight
+    preferred  types in which it should compute, if stock allows one of them; None: as stock chooses
     """
     path = source.files[0].path
     with _naming(source):
@@ -90,7 +90,7 @@ def diffusion_model(
             tensors, metadata = _plain(every, dict(source.files[0].metadata))
             config, tensors, stocks_type = _configured(tensors, metadata, request, preferred)
             with _dropping_bytes():
-                # Of a whole checkpoint, marks beside the model tell how it predicts.
+                # In a whole checkpoint, tensors outside of the model tell how it predicts.
                 model = config.get_model({**every, **tensors} if request.is_checkpoint else tensors, "")
             model.device = comfy.model_management.unet_offload_device()
             net = model.diffusion_model
@@ -98,7 +98,7 @@ def diffusion_model(
             tensors = config.process_unet_state_dict(tensors)
             missing, unexpected = net.load_state_dict(tensors, strict=False, assign=True)
         if unexpected:
-            logging.warning("unet unexpected: %s", unexpected)  # in stock's words
+            logging.warning("unet unexpected: %s", unexpected)  # stock's words
         if family is not None:
             say_leftovers(path, unexpected, names_of(net))
         was_asked = filling.is_wide(tensors)
@@ -113,8 +113,8 @@ def diffusion_model(
 
 
 def _plain(tensors: Tensors, metadata: Any) -> tuple[Tensors, Any]:
-    """A diffusion model's tensors without what older files and whole checkpoints put around
-    them."""
+    """A diffusion model's tensors in the present form and without the prefix of whole
+    checkpoints."""
     tensors, metadata = comfy.utils.convert_old_quants(tensors, "", metadata=metadata)
     prefix = comfy.model_detection.unet_prefix_from_state_dict(tensors)
     inner = comfy.utils.state_dict_prefix_replace(tensors, {prefix: ""}, filter_keys=True)
@@ -126,7 +126,7 @@ def _plain(tensors: Tensors, metadata: Any) -> tuple[Tensors, Any]:
 def _configured(
     tensors: Tensors, metadata: Any, request: LoadRequest, preferred: Container[torch.dtype] | None
 ) -> tuple[Any, Tensors, torch.dtype | None]:
-    """Stock's configuration of the model, its tensors under stock's own names, and
+    """Stock's configuration of the model, its tensors under stock's names, and
     `Skeleton.stocks_type`."""
     parameters, kind = comfy.utils.calculate_parameters(tensors), comfy.utils.weight_dtype(tensors)
     detection = comfy.model_detection
@@ -155,8 +155,8 @@ def _configured(
 def _chosen(
     known: list[torch.dtype], parameters: int, kind: torch.dtype | None, dtype: torch.dtype | None, *, quantised: bool
 ) -> tuple[torch.dtype, torch.dtype | None]:
-    """Stock's choice among these types: to hold weights in, and to compute in if that is
-    another."""
+    """Stock's choice among these types: the one to hold weights in, and the one to compute in if it
+    differs."""
     mm = comfy.model_management
     held: torch.dtype = dtype or mm.unet_dtype(
         model_params=parameters, supported_dtypes=known, weight_dtype=None if quantised else kind
@@ -185,8 +185,8 @@ def text_encoder(
 
     kind      stock's CLIPType
     options   stock's model_options
-    borrowed  the tensors that the file lacks, out of another one
-    is_known  whether every weight of such a model is in a sound file
+    borrowed  tensors that the file lacks, from another one
+    is_known  whether a sound file has every weight of such a model
     """
     path = source.files[0].path
     quietly = no_vision.unheard() if has_no_vision(source.files[0]) else contextlib.nullcontext()
@@ -196,7 +196,7 @@ def text_encoder(
             metadata = dict(source.files[0].metadata)
             tensors = comfy.utils.convert_old_quants(tensors, model_prefix="", metadata=metadata)[0]
         was_asked = filling.is_wide(tensors)
-        given = [tensors]  # stock renames them in here
+        given = [tensors]  # stock renames the tensors in this list
         with naming(path), _dropping_bytes(), quietly:
             clip: Any = comfy.sd.load_text_encoder_state_dicts(
                 given, request.embedding_folders, kind, model_options={**options, **_where()}, disable_dynamic=True
@@ -208,7 +208,8 @@ def text_encoder(
 def text_of_checkpoint(
     source: Checkpoint, request: LoadRequest, parts: CheckpointParts, *, is_known: bool
 ) -> tuple[Any, Skeleton]:
-    """The same for the text encoders of a whole checkpoint. parts: of `source`."""
+    """The text encoders of a whole checkpoint as a stock CLIP, and their parts. parts: of
+    `source`."""
     tensors, options = parts.text, {**request.options, **_where()}
     with _naming(source):
         was_asked = filling.is_wide(tensors)
@@ -222,9 +223,9 @@ def text_of_checkpoint(
 def _where() -> Mapping[str, torch.device]:
     """Stock's options for a text encoder that will stream."""
     return {
-        "load_device": comfy.model_management.get_torch_device(),  # what the budget is of
-        # The CPU, though not the same to stock: a text encoder that is made where it runs, stock
-        # loads at once.
+        "load_device": comfy.model_management.get_torch_device(),  # whose VRAM the budget counts
+        # The CPU, in a spelling that stock does not take for the load device: it loads a text
+        # encoder at once that is made on its load device.
         "initial_device": torch.device("cpu", 0),
     }
 
@@ -232,21 +233,21 @@ def _where() -> Mapping[str, torch.device]:
 def _text_parts(
     source: Checkpoint, model: Any, loads: Callable[[], Any], *, was_asked: bool, is_known: bool
 ) -> Skeleton:
-    """A text encoder that stock has made, in blocks. loads: gives it the file's tensors, and tells
-    as torch which are missing."""
+    """Divide a text encoder that stock has made into blocks. loads: gives it the file's tensors,
+    and returns the missing and unexpected names as torch does."""
     path = source.files[0].path
     types = filling.types_of(model)
     for module in model.modules():
-        module.can_assign_sd = True  # by which stock's encoders keep the tensors that they are given
+        module.can_assign_sd = True  # lets stock's encoders keep the tensors that they are given
     with naming(path):
         missing, unexpected = loads()
     if has_no_vision(source.files[0]):
         no_vision.take_out(model, path)
     no_head.take_out(model, missing, path)
     if unexpected:
-        logging.debug("clip unexpected: %s", unexpected)  # in stock's words
+        logging.debug("clip unexpected: %s", unexpected)  # stock's words
     if is_known:
-        inner = (name.rpartition(NETWORK)[2] for name in unexpected)  # of a checkpoint's, which are whole names
+        inner = (name.rpartition(NETWORK)[2] for name in unexpected)  # a checkpoint has whole names
         say_leftovers(path, inner, (name.partition(NETWORK)[2] for name in names_of(model)))
     filling.cast(model, types, exactly=False)
     named = found_in(model)
@@ -266,15 +267,15 @@ def _text_parts(
 
 
 def _root_of(names: Sequence[str]) -> str:
-    """The beginning that the names of all of a text encoder model's blocks have, up to its one
-    network; nothing where it has several."""
+    """The prefix of the names of all blocks of a text encoder model, up to its only network; empty
+    if it has several."""
     roots = {name.partition(NETWORK)[0] + NETWORK for name in names if NETWORK in name}
     return roots.pop() if len(roots) == 1 and all(NETWORK in name for name in names) else ""
 
 
 def _heads(model: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Module]]:
-    """The matrices that a language model's words come from, with their networks: of their own, or
-    the token embedding's."""
+    """The output matrices of language models with their networks: `lm_head`, or else the token
+    embedding."""
     names = {id(module): name for name, module in model.named_modules()}
     for network in model.modules():
         if hasattr(network, "logits"):
@@ -285,7 +286,7 @@ def _heads(model: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Module]]:
 
 
 def _tables(model: nn.Module, source: Checkpoint) -> Iterator[Paged]:
-    """The token embeddings: their rows are read from the file as they are asked for."""
+    """The token embeddings, whose rows are read from the file on demand."""
     names = {id(module): name for name, module in model.named_modules()}
     seen = set()
     for owner in model.modules():
@@ -319,15 +320,15 @@ def _filled(
     is_known: bool,
     tables: Iterable[Paged] = (),
 ) -> tuple[tuple[Block, ...], tuple[Layer, ...], tuple[Paged, ...]]:
-    """Check that a network can stream, and read what of it does not. Returns its blocks and layers,
-    and the tables.
+    """Check that a network can stream, and read the tensors that do not. Returns its blocks, its
+    layers, and the tables.
 
-    missing, is_known  as `require_streamable` has it
-    tables             which stay in the file beside the blocks
+    missing, is_known  as in `require_streamable`
+    tables             stay in the file beside the blocks
     """
     require_streamable(net, blocks, missing, source, is_known=is_known)
     layers = tuple(block.layer() for block in blocks)
-    looked_up = list(tables)  # one of them may be a head as well, and is emptied with the blocks
+    looked_up = list(tables)  # one of them may also be a head, and is emptied with the blocks
     blocks = tuple(dataclasses.replace(block, paged=filling.emptied(block.paged)) for block in blocks)
     left = filling.emptied(looked_up)
     filling.read_rest(net, (*(one for block in blocks for one in block.paged), *left))
@@ -337,7 +338,7 @@ def _filled(
 
 @contextlib.contextmanager
 def _naming(source: Checkpoint) -> Iterator[None]:
-    """Let a `NotStreamable` over a file's tensors name the file."""
+    """Add the file's name to a `NotStreamable` about its tensors."""
     path = str(source.files[0].path)
     try:
         yield
@@ -349,8 +350,8 @@ def _naming(source: Checkpoint) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _dropping_bytes() -> Iterator[None]:
-    """Let a network that is made meanwhile, in this thread, have its large parameters without
-    bytes. Its tables and its small parameters are as stock makes them."""
+    """Give large parameters of networks that this thread makes meanwhile no bytes. Small parameters
+    stay as stock makes them."""
     thread = threading.get_ident()
 
     def dropped(_module: Any, _name: str, parameter: Any) -> Any:

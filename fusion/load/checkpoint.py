@@ -1,9 +1,9 @@
-"""One file becomes a stock MODEL, CLIP and VAE: whole checkpoints, each part in the way of a file
-of its own.
+"""One file becomes a stock MODEL, CLIP and VAE: whole checkpoints, each part like a file of its
+own.
 
-The diffusion model streams, and so do the text encoders where their weights are tensors of the
-file. Of the VAE and of a text encoder that cannot stream just their tensors are read. For a part
-that the file lacks the node gets what stock's Load Checkpoint hands out: no CLIP, a VAE that says
+The diffusion model streams, and so do the text encoders if their weights are tensors of the file.
+The VAE, and a text encoder that cannot stream, have their tensors read, and no others. For a part
+that the file lacks the node returns what stock's Load Checkpoint does: no CLIP, or a VAE that says
 so when it is used.
 """
 
@@ -37,8 +37,8 @@ NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
 
 class Parts(NamedTuple):
-    """Stock's objects. clip: None where the file has no text encoder. vae: one that says so at use
-    where it has none."""
+    """Stock's objects. clip: None if the file has no text encoder. vae: reports at use if the file
+    has none."""
 
     model: Any
     clip: Any
@@ -59,10 +59,10 @@ def load_checkpoint(
     vram_budget: float = 0.0,
     options: Mapping[str, Any] = NO_OPTIONS,
 ) -> Parts:
-    """Load the checkpoint at `path`; the parts that a family knows compute through our ops.
+    """Load the checkpoint at `path`. Parts that a family knows compute through our ops.
 
     embedding_folders   searched for `embedding:name`
-    vram_budget         as `load_diffusion_model` has it, for the diffusion model and for the text
+    vram_budget         as for `load_diffusion_model`, for the diffusion model and for the text
                         encoders
     options             stock's model_options of the text encoders
     """
@@ -74,8 +74,8 @@ def load_checkpoint(
 
 
 def beside_the_model(path: str) -> Beside | None:
-    """The parts that a file has beside its diffusion model, by its header; None: it has none that
-    would tell."""
+    """The parts that a file has beside its diffusion model, by its header; None: it has no
+    header."""
     if not file_formats.has_header(path):
         return None
     with Checkpoint.open(path) as source:
@@ -89,8 +89,7 @@ def _streamed(request: LoadRequest) -> Parts:
 
 
 def _stocks(request: LoadRequest) -> Parts:
-    """By stock's own memory management: every part in the way in which the loaders of single files
-    do it with vram_budget 0."""
+    """All parts in stock's own memory management, like files of their own with vram_budget 0."""
     model = diffusion.stocks(request.part(Role.DIFFUSION))
     return Parts(model, _stocks_clip(request.part(Role.TEXT)), _vae(request.part(Role.VAE)))
 
@@ -99,7 +98,7 @@ def _stocks(request: LoadRequest) -> Parts:
 
 
 def _streamed_clip(request: LoadRequest) -> Any:
-    """The text encoders, streamed where they can."""
+    """The text encoders, streamed if they can be."""
     with ExitStack() as opened:
         source = opened.enter_context(open_to_stream(request.path))
         parts = CheckpointInfo.of(source).parts
@@ -109,7 +108,7 @@ def _streamed_clip(request: LoadRequest) -> Any:
         try:
             clip, skeleton = build.text_of_checkpoint(source, request, parts, is_known=bool(families))
             streaming_clip(source, clip, skeleton, families, request)
-            opened.pop_all()  # the stream has the file now
+            opened.pop_all()  # the stream closes the file from now on
         except NotStreamable as reason:
             LEDGER.say_once(f"{reason} Its text encoder is loaded as stock does now.", logging.INFO)
             clip = _clip_in_memory(request, parts)
@@ -130,7 +129,7 @@ def _stocks_clip(request: LoadRequest) -> Any:
 
 
 def _clip_in_memory(request: LoadRequest, parts: CheckpointParts) -> Any:
-    """The text encoders of tensors that are read, or now are."""
+    """The text encoders from tensors in memory, read here if they are stand-ins."""
     with naming(request.path):
         own = real(parts.text)
         names, families = tuple(own), _families(parts)
@@ -140,7 +139,7 @@ def _clip_in_memory(request: LoadRequest, parts: CheckpointParts) -> Any:
 
 
 def _families(parts: CheckpointParts) -> list[Family]:
-    """The families of a checkpoint's text encoders, each once."""
+    """The families of a checkpoint's text encoders, without repetition."""
     found = (family_of(header_of(encoder)) for encoder in parts.encoders())
     return list({family.name: family for family in found if family is not None and family.role is Role.TEXT}.values())
 
@@ -149,7 +148,7 @@ def _families(parts: CheckpointParts) -> list[Family]:
 
 
 def _vae(request: LoadRequest) -> Any:
-    """The VAE of a checkpoint, of which just its tensors are read."""
+    """The VAE of a checkpoint, of which only the VAE's tensors are read."""
     path = request.path
     if file_formats.has_header(path):
         with Checkpoint.open(path) as source, naming(path):
@@ -160,7 +159,7 @@ def _vae(request: LoadRequest) -> Any:
             tensors, metadata = comfy.utils.load_torch_file(path, return_metadata=True)
         weights = CheckpointParts(path, tensors, metadata).vae
     if not weights:
-        return comfy.sd.VAE(sd={})  # which says at its use that the checkpoint has none
+        return comfy.sd.VAE(sd={})  # reports at use that the checkpoint has none
     made = vae.of_tensors(request, weights, metadata)
     keep(made.patcher, request, _vae)
     return made

@@ -1,5 +1,4 @@
-"""The road that all loaders share: whether a model streams or is stock's, by its request and its
-file."""
+"""The way of all loaders: whether a model streams or is stock's, by its request and its file."""
 
 from __future__ import annotations
 
@@ -25,28 +24,29 @@ from .request import Load, LoadRequest
 
 
 def prepare(request: LoadRequest) -> None:
-    """Let the kernels be unpacked while the model loads."""
+    """Start unpacking the kernels, so that they are ready when the model is loaded."""
     if request.kernels.default != "off":
         unpack_soon(comfy.model_management.get_torch_device())
 
 
 def streamed_or_stock(request: LoadRequest, stream: Load, stock: Load) -> Any:
-    """The model that streams within the budget; with 0 stock's, and with an automatic budget where
-    it cannot stream."""
+    """The model, streamed within the budget; or stock's, if the budget is 0, or if it is automatic
+    and the model cannot stream."""
     path, budget = request.path, request.vram_budget
     if budget == 0 or other_cards.must_fall_back(request.device, budget, path):
         return stock(request)
     try:
         return stream(request)
     except NotStreamable as reason:
-        if budget > 0 or file_formats.is_ours_alone(path):  # somebody insisted on it, or nobody else reads the file
+        # the user set a budget, or ComfyUI cannot read the file
+        if budget > 0 or file_formats.is_ours_alone(path):
             raise
         LEDGER.say_once(f"{reason} It is loaded as stock does now.", logging.INFO)
     return stock(request)
 
 
 def open_to_stream(path: str, kind: type[Checkpoint] = Checkpoint) -> Checkpoint:
-    """The open file. Raises `NotStreamable` where files of its format, or any files, cannot be
+    """The open file. Raises `NotStreamable` if files of its format, or any files, cannot be
     streamed."""
     if not file_formats.has_header(path):
         raise NotStreamable(
@@ -60,10 +60,9 @@ def open_to_stream(path: str, kind: type[Checkpoint] = Checkpoint) -> Checkpoint
 
 @contextmanager
 def looked_at(request: LoadRequest) -> Iterator[CheckpointInfo | None]:
-    """The header of a file that stock will load, looked at while the file is open; None: it has no
-    header.
+    """The contents of a file that stock will load, while it is open; None: it has no header.
 
-    Raises `WrongFile` where stock does not read files of this format, and as `look_at`.
+    Raises `WrongFile` if stock does not read files of this format, and as `look_at` does.
     """
     reason = file_formats.refusal(request.path, vram_budget=0)
     if reason is not None:
@@ -78,11 +77,11 @@ def looked_at(request: LoadRequest) -> Iterator[CheckpointInfo | None]:
 
 
 def let_stream(model: Any, stream: BlockStream, path: str, family: Family | None, fused: int) -> None:
-    """Give a model its stream. The report tells who computes its blocks, and the log where that is
-    ComfyUI."""
+    """Attach a stream to its model. The report says who computes the blocks, and so does the log if
+    it is ComfyUI."""
     if family is not None and fused:
         stream.family = family.name
-    elif family is None or family.aside is None:  # or that was said
+    elif family is None or family.aside is None:  # otherwise that was said
         LEDGER.say_once(f"{path} streams; no fused kernels for this family: ComfyUI computes its blocks.", logging.INFO)
     attach(model, stream)
     saving.attach()

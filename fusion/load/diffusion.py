@@ -1,8 +1,9 @@
-"""A file becomes a stock MODEL: one loader, whatever the family.
+"""A file becomes a stock MODEL: one loader for all families.
 
-Loading goes through ComfyUI's own functions, so whatever stock loads, loads here. Around them stand
-two checks that stock leaves out. Before the load: is this the right kind of file
-(`identify/checkpoint_info.py`)? After it: did every weight of the model come from it (`missing.py`)?
+Loading goes through ComfyUI's own functions, so every file that stock loads is loaded here. Two
+checks are added: before the load, whether this is the right kind of file
+(`identify/checkpoint_info.py`); after it, whether every weight of the model came from the file
+(`missing.py`).
 """
 
 from __future__ import annotations
@@ -37,16 +38,15 @@ from .common import let_stream, looked_at, open_to_stream, prepare, streamed_or_
 from .missing import require_whole
 from .request import FREE, LoadRequest, keep
 
-# Stock takes a diffusion model out of a whole checkpoint by this prefix.
+# The prefix by which stock takes a diffusion model out of a whole checkpoint.
 CHECKPOINT_PREFIX = "model.diffusion_model."
 
 
 def load_diffusion_model(path: str, policy: KernelPolicy = STANDARD, vram_budget: float = 0.0) -> Any:
-    """Load the diffusion model at `path` as a stock MODEL (a `ModelPatcher`) whose attention is
-    ours.
+    """Load the diffusion model at `path` as a stock MODEL (a `ModelPatcher`) with our attention.
 
-    vram_budget: GiB through which the blocks' weights stream; -1: what is free, and a file that
-    cannot be streamed is loaded as with 0: by stock's own memory management.
+    vram_budget: GiB through which the blocks' weights stream; 0: stock's own memory management; -1:
+    all free VRAM, and as with 0 for a file that cannot be streamed.
     """
     return load(LoadRequest(path, Role.DIFFUSION, policy, vram_budget))
 
@@ -56,21 +56,21 @@ def load_streamed_diffusion_model(
 ) -> StreamingModelPatcher:
     """Load the diffusion model at `path` as a MODEL whose blocks stream from the file.
 
-    vram_budget: GiB of VRAM for the blocks' weights; None: what is free, less what stock reckons
-    the activations need.
-    dtype: in which to hold the weights; None: as stock chooses.
+    vram_budget: GiB of VRAM for the blocks' weights; None: all free VRAM, less what stock expects
+    the activations to need.
+    dtype: type to hold the weights in; None: as stock chooses.
     """
     budget = FREE if vram_budget is None else vram_budget
     return streamed(LoadRequest(path, Role.DIFFUSION, policy, budget, dtype=dtype))
 
 
 def load(request: LoadRequest) -> Any:
-    """The MODEL that is asked for."""
+    """The requested MODEL."""
     return streamed_or_stock(request, streamed, stocks)
 
 
 def stocks(request: LoadRequest) -> Any:
-    """A MODEL that stock's own memory management has."""
+    """A MODEL in stock's own memory management."""
     path, policy = request.path, request.kernels
     with looked_at(request) as info:
         family = None if info is None else info.family
@@ -81,7 +81,7 @@ def stocks(request: LoadRequest) -> Any:
             model: Any = comfy.sd.load_checkpoint_guess_config(path, output_vae=False, output_clip=False)[0]
         else:
             model = comfy.sd.load_diffusion_model(path)
-    # Stock calls some of the tensors otherwise than the file does. It needs no numbers for that.
+    # Stock gives some of the tensors other names than the file. That needs no numbers.
     names = None if family is None else model.model.model_config.process_unet_state_dict(bare).keys()
     require_whole(path, names, model.model.diffusion_model, CHECKPOINT_PREFIX)
     attention.install(model, policy)
@@ -99,7 +99,7 @@ def streamed(request: LoadRequest) -> StreamingModelPatcher:
 
 
 def streamed_from(source: Checkpoint, request: LoadRequest) -> StreamingModelPatcher:
-    """The same, from a file that is open. It is closed where this fails, and else with the
+    """A MODEL whose blocks stream from an open file, which is closed on failure, or else with the
     model."""
     policy, device = request.kernels, request.device
     try:
@@ -139,10 +139,10 @@ def streamed_from(source: Checkpoint, request: LoadRequest) -> StreamingModelPat
 
 
 def types_of(family: Family, policy: KernelPolicy, device: torch.device) -> tuple[torch.dtype, ...] | None:
-    """The types in which a diffusion model should compute on a device, for its blocks to be ours;
+    """The types in which a diffusion model should compute on a device so that its blocks are ours;
     None: as stock chooses.
 
-    On cards that have bf16 stock prefers it for some families, which compute in fp16, too.
+    On cards that have bf16 stock prefers it for some families that can compute in fp16.
     """
     if device.type != "cuda" or all_off(policy, family.ops) or family.aside is not None:
         return None

@@ -1,9 +1,9 @@
-"""The file's tensors in a network that stock has made: in the network's types, or kept as the file
-has them.
+"""The file's tensors in a network that stock has made, in the network's types or as the file has
+them.
 
-A network is filled in three steps. First each parameter gets the type that it was made with, except
-where this would round it to fp8 or unpack it. Then the weights that stream lose their way to the
-file, because the pager has one. At last all other stand-ins are read (`weights/meta_tensor.py`).
+A network is filled in three steps. First each parameter gets the type that it was made with, unless
+this would round it to fp8 or unpack it. Then streamed weights drop their reference to the file,
+because the pager reads it. At last all other stand-ins are read (`weights/meta_tensor.py`).
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ HALVES = (torch.float16, torch.bfloat16)
 
 
 def types_of(net: nn.Module) -> Types:
-    """The types that a network's parameters were made with: stock copies the file's tensors into
-    these."""
+    """The types that a network's parameters were made with, which stock copies the file's tensors
+    into."""
     found = {}
     for module in net.modules():
         for name in {"weight", "bias", *module._parameters}:
-            # Operations that make their weights as they load them have no parameter yet, and may
-            # note its type.
+            # Some operations make their weights when they load them. They have no parameter yet,
+            # and may note its type.
             made = module._parameters.get(name)
             noted = getattr(module, f"{name}_comfy_model_dtype", None) or (None if made is None else made.dtype)
             if noted is not None:
@@ -50,10 +50,9 @@ def types_of(net: nn.Module) -> Types:
 def cast(net: nn.Module, types: Types, *, exactly: bool) -> None:
     """Give the network's parameters these types.
 
-    A type is fp8 because most of the file is, or because ComfyUI was asked for it. There the
-    parameters that the file has in more precise types keep them unless `exactly`. Stock rounds
-    norms, biases and modulations to fp8 too; with its dynamic memory it rounds those of them that
-    are not tiny.
+    A type is fp8 if most of the file is, or if ComfyUI was asked for it. Parameters that the file
+    has in more precise types then keep those unless `exactly`. Stock rounds norms, biases and
+    modulations to fp8, too; with its dynamic memory, those of them that are not tiny.
     """
     for module in net.modules():
         for name, parameter in module._parameters.items():
@@ -65,15 +64,15 @@ def cast(net: nn.Module, types: Types, *, exactly: bool) -> None:
 
 
 def is_wide(tensors: Mapping[str, torch.Tensor]) -> bool:
-    """Whether most of the file is in a type wider than fp8. A model that is made in fp8 all the
-    same was asked for so, by `--fp8_e4m3fn-unet` or its like."""
+    """Whether most of the file is in a type wider than fp8. If such a model is made in fp8, the
+    user asked for it, by `--fp8_e4m3fn-unet` or the like."""
     kind = comfy.utils.weight_dtype(tensors)
     return kind is not None and kind.itemsize > 1
 
 
 def cast_blocks(blocks: Named, types: Types) -> None:
-    """Give the matrices in the model's blocks fp8 where ComfyUI was asked for it: the pager
-    converts them as they arrive.
+    """Give the matrices in the model's blocks fp8 if ComfyUI was asked for it. The pager converts
+    them as they arrive.
 
     Norms, biases and modulations in the blocks are small and keep their types.
     """
@@ -94,11 +93,11 @@ def _rounds(stored: torch.dtype, held: torch.dtype) -> bool:
 
 
 def keep_packed(blocks: Named, tables: Sequence[nn.Module] = ()) -> None:
-    """Keep the matrices in the model's blocks that the file holds in ggml's blocks packed on the
-    device too.
+    """Keep matrices in the model's blocks packed on the device, if the file has them in ggml's
+    blocks.
 
-    Others of that kind, of convolutions for one, are unpacked as they arrive.
-    tables: of tokens, with which words are multiplied
+    Other packed weights, such as those of convolutions, are unpacked as they arrive.
+    tables: token embeddings that are also output matrices
     """
     for operation, weight, extent in _matrices(blocks, tables) if ggml_tensor.CAN_HOLD else ():
         if extent.is_packed and weight.dtype not in FP8:
@@ -107,11 +106,11 @@ def keep_packed(blocks: Named, tables: Sequence[nn.Module] = ()) -> None:
 
 
 def keep_narrow(blocks: Named, tables: Sequence[nn.Module] = ()) -> None:
-    """Keep the matrices that a packed file leaves in halves so on the device.
+    """Keep the matrices that a packed file has in fp16 or bf16 in that type on the device.
 
     Stock takes a text encoder's type from a norm, which such a file has in fp32. The operation that
-    computes with these matrices widens them as it does all others. A table of words would take
-    twice its room, and be made half for each word.
+    computes with these matrices widens them as it does all others. An output matrix in fp32 would
+    take twice the room, and would be converted to halves for each token.
     """
     for operation, weight, extent in _matrices(blocks, tables):
         if ggml_blocks.type_of(extent) in HALVES and weight.dtype is torch.float32:
@@ -119,8 +118,8 @@ def keep_narrow(blocks: Named, tables: Sequence[nn.Module] = ()) -> None:
 
 
 def _matrices(blocks: Named, tables: Sequence[nn.Module]) -> Iterator[tuple[nn.Module, StandIn, Extent]]:
-    """The stand-ins for the file's tensors with which an operation in these blocks, or one of these
-    tables, multiplies."""
+    """The operations in these blocks, and these tables, that multiply with a tensor of the file:
+    operation, stand-in, extent."""
     for _, block in blocks:
         for _, operation in operations(block):
             weight: Any = operation._parameters.get("weight")
@@ -133,8 +132,8 @@ def _matrices(blocks: Named, tables: Sequence[nn.Module]) -> Iterator[tuple[nn.M
 
 
 def emptied(paged: Iterable[Paged]) -> tuple[Paged, ...]:
-    """The same weights, from now on without a way to the file: the pager has one. A module shows a
-    parameter without bytes."""
+    """The same weights without their reference to the file, because the pager reads it. The module
+    holds a parameter without bytes."""
     found = []
     for one in paged:
         weight: Any = one.stand_in
@@ -148,7 +147,7 @@ def emptied(paged: Iterable[Paged]) -> tuple[Paged, ...]:
 
 
 def read_rest(net: nn.Module, in_file: Iterable[Paged]) -> None:
-    """Read all stand-ins but these, which stay in the file."""
+    """Read all stand-ins except these, which stay in the file."""
     stays = {(id(one.module), one.attribute) for one in in_file}
     homes: list[tuple[Any, str]] = []
     for module in net.modules():
@@ -173,7 +172,8 @@ def _real(tensor: Any) -> torch.Tensor:
         return quantised
     if isinstance(tensor, StandIn):
         return tensor.read()
-    # Not in the file, and stock does without: CLIP's last projection, which starts as the identity.
+    # Missing in the file, and stock does without: CLIP's last projection, which starts as the
+    # identity.
     return torch.eye(*tensor.shape, dtype=tensor.dtype)
 
 

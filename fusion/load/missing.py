@@ -1,5 +1,5 @@
-"""Whether every weight of a model came from its file. Stock only logs a missing weight, and runs on
-with whatever was in memory: the picture is then noise."""
+"""Whether every weight of a model came from its file. Stock only logs a missing weight, and
+computes with whatever was in memory: the picture is noise."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ..stream.blocks import Block
 from ..weights.meta_tensor import StandIn
 from ..weights.storage import stored
 
-# Stock too does without these. Of CLIP they are the scale of its training and the identity, which
-# start as what they are. Of a language model that writes nothing it is the words' matrix.
+# Weights that stock can do without, too: CLIP's logit scale and text projection, which keep their
+# initial values, and the output matrix of a language model that writes nothing.
 MAY_LACK = (".logit_scale", "logit_scale", "text_projection.weight", no_head.WEIGHT)
 
 
 def names_of(net: nn.Module) -> Iterator[str]:
-    """The names of all that a file can give to a network."""
+    """All names of tensors that a file can give to a network."""
     yield from (name for name, _ in net.named_parameters())
     yield from (name for name, _ in net.named_buffers())
 
@@ -37,7 +37,7 @@ def require_streamable(
 
     net       made of stand-ins for the file's tensors
     missing   the parameters that stock found no tensor for
-    is_known  whether every weight of such a model is in a sound file
+    is_known  whether a sound file has every weight of such a model
     """
     path = source.files[0].path
     if not blocks:
@@ -59,8 +59,8 @@ def require_streamable(
 
 
 def _named_in(net: nn.Module, missing: Iterable[str]) -> Iterator[str]:
-    """The parameters that stock found no tensor for. A text encoder's are told by their names in a
-    part of it."""
+    """Full names of the parameters that stock found no tensor for. For text encoders `missing` has
+    the names within a part of the model."""
     ends = tuple(f".{name}" for name in missing)
     for name, _ in net.named_parameters():
         if f".{name}".endswith(ends) and not name.endswith(MAY_LACK):
@@ -68,8 +68,8 @@ def _named_in(net: nn.Module, missing: Iterable[str]) -> Iterator[str]:
 
 
 def _bare(net: nn.Module) -> Iterator[str]:
-    """The tensors that have no bytes and stand for none, and the weights of operations that have
-    none in the file."""
+    """The tensors that have no bytes and are no stand-ins, and the weights of operations that
+    stayed empty."""
     for name, tensor in (*net.named_parameters(), *net.named_buffers()):
         data = stored(tensor)
         if data.is_meta and not isinstance(data, StandIn) and not name.endswith(MAY_LACK):
@@ -82,11 +82,11 @@ def _bare(net: nn.Module) -> Iterator[str]:
 def require_whole(
     path: str, names: Collection[str] | None, net: nn.Module, prefix: str = "", *, is_part: bool = False
 ) -> None:
-    """Raise `WrongFile` if a parameter of a model that stock loaded is none of the file's tensors,
-    or of another shape; warn of tensors that the model has no place for.
+    """Raise `WrongFile` if a parameter of a model that stock loaded is not among the file's
+    tensors, or has another shape; warn of tensors that the model has no place for.
 
-    names    of the file's tensors; None: no family knows the model, and nobody can tell which
-             weights a sound file has
+    names    of the file's tensors; None: no family knows the model, so a sound file's weights are
+             not known
     prefix   of these names, which the network's own do not have
     is_part  whether the names are those within some part of the network
     """
@@ -94,12 +94,13 @@ def require_whole(
     if names is None:
         return
     present = {name.removeprefix(prefix) for name in names}
-    # The scales of quantised layers have gone by several names, and stock makes those that a file
-    # may omit.
+    # The scales of quantised layers have had several names, and stock makes those that a file may
+    # omit.
     wanted = [name for name, _ in net.named_parameters() if not name.endswith(("_scale", *MAY_LACK))]
     own = [*wanted, *(name for name, _ in net.named_buffers())]
     if is_part:
         wanted, own = ([inner for name in names if (inner := name.partition(NETWORK)[2])] for names in (wanted, own))
-    if any(name in present for name in wanted):  # or stock translated a foreign layout: there is nothing to compare by
+    # otherwise stock translated a foreign layout, and names cannot be compared
+    if any(name in present for name in wanted):
         refuse_lacking(path, sorted(name for name in wanted if name not in present))
         say_leftovers(path, present - set(own), own)

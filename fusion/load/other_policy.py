@@ -1,13 +1,13 @@
-"""The same model under another kernel policy: for one branch of a graph, while the other goes on as
-it was loaded.
+"""The same model under another kernel policy, for one branch of a graph, while the other branch is
+unchanged.
 
-Weights, stream and memory are shared with the model that is given; nothing about that one changes.
+Weights, stream and memory are shared with the given model; nothing about that one changes.
 
-    MODEL   the policy travels in `model_options`, of which every clone has its own
-    CLIP    } the policy stands on the network. A clone carries another one as an object patch:
-    VAE     } ComfyUI puts it in when it loads this clone, and takes it out when it loads another
+    MODEL   the policy is in `model_options`, of which every clone has its own
+    CLIP    } the policy is an attribute of the network. A clone carries another one as an object
+    VAE     } patch: ComfyUI sets it when it loads this clone, and resets it for another
 
-A VAE of ComfyUI has no `clone`; a shallow copy of the object over a clone of its patcher is one.
+A VAE of ComfyUI has no `clone`. A shallow copy with a clone of its patcher serves as one.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from ..weights.fp32_residual import TORCHS
 
 
 class NotOurs(ValueError):
-    """A model whose computation cannot be switched here."""
+    """A model whose computation cannot be switched by this node."""
 
     __module__ = "fusestream"
 
 
 def model_under(model: Any, policy: KernelPolicy) -> Any:
-    """A clone of a stock MODEL that computes under this policy. One that FuseStream did not load
-    has its attention switched, and nothing else."""
+    """A clone of a stock MODEL that computes under this policy. If FuseStream did not load it, only
+    its attention is switched."""
     check_policy(policy)
     clone = model.clone()
     options = clone.model_options.setdefault("transformer_options", {})
@@ -50,7 +50,8 @@ def model_under(model: Any, policy: KernelPolicy) -> Any:
 
 def text_encoder_under(clip: Any, policy: KernelPolicy) -> Any:
     """A clone of a stock CLIP whose encoders compute under this policy. Encoders that were left to
-    stock when they were loaded are fused first, and compute as stock until then."""
+    stock when they were loaded are fused first, with a policy that computes as stock; only the
+    clone differs."""
     check_policy(policy)
     model = clip.cond_stage_model
     found: list[Family] = []
@@ -86,28 +87,27 @@ def vae_under(vae: Any, policy: KernelPolicy) -> Any:
 
 
 def _switched_to(policy: KernelPolicy, clone: Any, model: Any) -> Any:
-    """A CLIP's or VAE's clone, from now on under this policy. model: the one that it has in common."""
+    """A clone of a CLIP or VAE, switched to this policy. model: shared by the clone and the
+    original."""
     for name in _switched(model):
         clone.patcher.add_object_patch(name, policy)
     return clone
 
 
 def _concerned(role: Role, model: Any, device: torch.device) -> list[Family]:
-    """The families of this role that a network is of, as far as ComfyUI's code is what theirs was
-    written after."""
+    """The families of this role that concern a network, set aside if ComfyUI's code changed."""
     families = (family for family in FAMILIES if family.role is role and compatibility.concerns(family, model))
     return [compatibility.checked(family, device, STANDARD) for family in families]
 
 
 def _all_aside(families: list[Family], policy: KernelPolicy) -> bool:
-    """Whether a network is ComfyUI's because that has changed: then the graph goes on without us,
-    unless it insists."""
+    """Whether a network is ComfyUI's because its code changed. Then the graph goes on without us,
+    unless the policy insists."""
     return policy.default != "on" and bool(families) and all(family.aside is not None for family in families)
 
 
 def _switched(model: Any) -> Iterator[str]:
-    """The names of the policies of a model's networks: one that is an object patch already counts
-    too."""
+    """The names of the policies of a model's networks, including those that are object patches."""
     for path, module in model.named_modules():
         if POLICY in module.__dict__:
             yield f"{path}.{POLICY}" if path else POLICY

@@ -1,5 +1,5 @@
-"""The file to load and the settings for it: one value from the node down to the patcher, which keeps
-it and is made once more by it."""
+"""The file to load and its settings: one value that goes from the node to the patcher, which keeps
+it for loading again."""
 
 from __future__ import annotations
 
@@ -15,27 +15,26 @@ from ..base import other_cards, vram_budget
 from ..base.family import Role
 from ..identify.clip_types import AUTO
 
-FREE = vram_budget.AUTO  # as a budget: what is free
+FREE = vram_budget.AUTO  # as a budget: all free VRAM
 
 
 @dataclass(frozen=True)
 class LoadRequest:
     """A file, the part of a model that is made of it, and the user's settings.
 
-    path               of the file; of a model in several files, the first
-    role               of the part that is made of it
-    policy             for the kernels, as the user has it
-    vram_budget        GiB of VRAM through which the blocks' weights stream; -1: what is free, and a
-                       file that cannot be streamed is loaded as with 0: by stock's own memory
-                       management
-    is_checkpoint      whether stock takes it out of a whole checkpoint, rather than as a model by
-                       itself
-    dtype              of a diffusion model, in which to hold the weights; None: as stock chooses
-    embedding_folders  of a text encoder, searched for `embedding:name`
-    kind               of a text encoder, stock's type in lower case, or `auto` where the file tells
-    options            of a text encoder, stock's model_options, beside those that the file tells
-    others             of a text encoder, the user's other ones, which lend it a tokenizer where its
-                       file has none
+    path               the file; of a model in several files, the first
+    role               the part that is made of it
+    policy             for the kernels, as the user chose it
+    vram_budget        GiB of VRAM through which the blocks' weights stream; 0: stock's own memory
+                       management; -1: all free VRAM, and as with 0 for a file that cannot be
+                       streamed
+    is_checkpoint      whether stock takes the part out of a whole checkpoint
+    dtype              diffusion model: type to hold the weights in; None: as stock chooses
+    embedding_folders  text encoder: searched for `embedding:name`
+    kind               text encoder: stock's type in lower case, or `auto` if the file tells
+    options            text encoder: stock's model_options, in addition to those that the file tells
+    others             text encoder: the user's other ones, which lend it a tokenizer if its file
+                       has none
     disable_dynamic    whether stock is to load it without its dynamic memory
     """
 
@@ -56,7 +55,7 @@ class LoadRequest:
 
     @property
     def device(self) -> torch.device:
-        """The device that stock computes it on."""
+        """The device that stock computes this part on."""
         management = comfy.model_management
         by_role = {Role.TEXT: management.text_encoder_device, Role.VAE: management.vae_device}
         found: torch.device = by_role.get(self.role, management.get_torch_device)()
@@ -73,7 +72,7 @@ class LoadRequest:
         return None if self.vram_budget == FREE else int(self.vram_budget * 2**30)
 
     def part(self, role: Role) -> LoadRequest:
-        """For a part of the whole checkpoint at this path."""
+        """The request for a part of the whole checkpoint at this path."""
         return replace(self, role=role, is_checkpoint=True)
 
 
@@ -81,8 +80,8 @@ Load = Callable[[LoadRequest], Any]
 
 
 def keep(patcher: Any, request: LoadRequest, load: Load) -> None:
-    """Let a patcher keep its request, by which stock makes another one: for a further card, or
-    without its dynamic memory.
+    """Let a patcher keep its request, so that stock can load it again: for another card, or without
+    its dynamic memory.
 
     load: makes a MODEL, a CLIP or a VAE
     """
@@ -90,7 +89,7 @@ def keep(patcher: Any, request: LoadRequest, load: Load) -> None:
 
 
 def again(path: str, request: LoadRequest, load: Load, disable_dynamic: bool = False, **_others: Any) -> Any:
-    """Stock's function for `cached_patcher_init`. Returns a patcher. path: comes first, because
-    reports name a model by it."""
+    """Stock's function for `cached_patcher_init`. Returns a patcher. path: the first argument,
+    because reports name a model by it."""
     found = load(replace(request, path=path, disable_dynamic=disable_dynamic))
     return getattr(found, "patcher", found)

@@ -1,5 +1,5 @@
-"""A file becomes a stock CLIP: text encoders, streamed or stock's, in whatever names their authors
-gave."""
+"""A file becomes a stock CLIP: text encoders, streamed or in stock's memory, under the names of any
+of their authors."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def load_text_encoder(
     options: Mapping[str, Any] | None = None,
     others: Sequence[str] = (),
 ) -> Any:
-    """Load the text encoder at `path` as a stock CLIP, which computes through our ops where a
-    family knows it.
+    """Load the text encoder at `path` as a stock CLIP, which computes through our ops if a family
+    knows it.
 
     embedding_folders   searched for `embedding:name`
-    vram_budget         as `load_diffusion_model` has it
-    kind                stock's type of text encoder in lower case, or `auto` where the file tells
-    options             stock's model_options, beside those that the file tells
-    others              the user's other text encoders, which lend it a tokenizer where its file has
+    vram_budget         as for `load_diffusion_model`
+    kind                stock's type of text encoder in lower case, or `auto` if the file tells
+    options             stock's model_options, in addition to those that the file tells
+    others              the user's other text encoders, which lend it a tokenizer if its file has
                         none
     """
     request = LoadRequest(
@@ -70,20 +70,20 @@ def load_streamed_text_encoder(
 ) -> Any:
     """Load the text encoder at `path` as a CLIP whose encoder blocks stream from the file.
 
-    vram_budget: GiB of VRAM for the blocks' weights; None: what is free. others: of `LoadRequest`.
+    vram_budget: GiB of VRAM for the blocks' weights; None: all free VRAM. others: of `LoadRequest`.
     """
     budget = FREE if vram_budget is None else vram_budget
     return streamed(LoadRequest(path, Role.TEXT, policy, budget, embedding_folders=embedding_folders, **others))
 
 
 def load(request: LoadRequest) -> Any:
-    """The CLIP that is asked for."""
+    """The requested CLIP."""
     return streamed_or_stock(request, streamed, stocks)
 
 
 class _Told(NamedTuple):
-    """The tensors that another file lends to a text encoder, stock's model_options and its type, by
-    the header."""
+    """Tensors borrowed from another file, stock's model_options, and stock's CLIPType, by the
+    header."""
 
     borrowed: Mapping[str, torch.Tensor]
     options: dict[str, Any]
@@ -91,8 +91,8 @@ class _Told(NamedTuple):
 
 
 def _told(info: CheckpointInfo, request: LoadRequest) -> _Told:
-    """Raises `WrongFile` where the file lacks its tokenizer and nobody lends one, where that is
-    broken, and where the file's type is not told."""
+    """Raises `WrongFile` if no file has the tokenizer, if it is broken, or if the file's type is
+    not known."""
     borrowed = info.borrowed(request.others)
     info.require_tokenizer()
     family = info.family
@@ -104,7 +104,7 @@ def _told(info: CheckpointInfo, request: LoadRequest) -> _Told:
 
 
 def stocks(request: LoadRequest) -> Any:
-    """A CLIP that stock's own memory management has."""
+    """A CLIP in stock's own memory management."""
     path = request.path
     with looked_at(request) as info:
         told = None if info is None else _told(info, request)
@@ -112,7 +112,8 @@ def stocks(request: LoadRequest) -> Any:
     with naming(path):
         tensors, metadata = comfy.utils.load_torch_file(path, safe_load=True, return_metadata=True)
     tensors, metadata = renamed(tensors, metadata or {}, path)
-    if info is None or told is None:  # only stock reads such files (.pth): they are looked at in memory
+    # only stock reads such files (.pth), so they are checked in memory
+    if info is None or told is None:
         info = CheckpointInfo.of_tensors(tensors, path)
         info.require_role(Role.TEXT)
         info.require_whole(Role.TEXT)
@@ -142,10 +143,10 @@ def fuse(
     is_part: bool = False,
 ) -> None:
     """Check that a stock CLIP has every weight from its file, and let its encoders compute through
-    our ops, as far as ComfyUI's code is what ours was written after.
+    our ops, if ComfyUI's code is unchanged.
 
-    families        that know an encoder in it
-    names, is_part  as `require_whole` has them
+    families        those that know an encoder in it
+    names, is_part  as in `require_whole`
     """
     require_whole(request.path, names, clip.cond_stage_model, is_part=is_part)
     policy = request.kernels
@@ -184,7 +185,8 @@ def streaming_clip(
     policy, device = request.kernels, clip.patcher.load_device
     found = [compatibility.checked(family, device, policy) for family in families]
     known = [family for family in found if family.fuse(parts.model, policy)]
-    idle = known[0].idle if len(known) == 1 else None  # of several encoders the last blocks are those of one
+    # with several encoders the last blocks belong to one of them
+    idle = known[0].idle if len(known) == 1 else None
     stream = BlockStream(
         source,
         parts.blocks,
@@ -201,7 +203,7 @@ def streaming_clip(
     watch_encoding(parts.model, stream)
     for network, block in parts.heads:
         hold_while_writing(network, stream, block)
-    # As stock's CLIP makes its own.
+    # As stock's CLIP sets up its own patcher.
     clip.patcher = StreamingModelPatcher(parts.model, device, clip.patcher.offload_device)
     clip.patcher.set_model_compute_dtype(torch.float32)
     clip.patcher.hook_mode = comfy.hooks.EnumHookMode.MinVram

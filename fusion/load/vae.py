@@ -1,4 +1,4 @@
-"""A file becomes a stock VAE. Its weights are read whole: a VAE does not stream."""
+"""A file becomes a stock VAE. Its weights are read whole, because a VAE does not stream."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from .request import LoadRequest, keep
 
 
 def load_vae(path: str, policy: KernelPolicy = STANDARD) -> Any:
-    """Load the VAE at `path` as a stock VAE that computes through our ops where a family knows it;
-    by the policy `off`, as stock does."""
+    """Load the VAE at `path` as a stock VAE that computes through our ops if a family knows it; as
+    stock does under the policy `off`."""
     return load(LoadRequest(path, Role.VAE, policy))
 
 
 def load_vae_in_parts(name: str, weights: Any, metadata: Any = None, policy: KernelPolicy = STANDARD) -> Any:
-    """As `load_vae`, of weights that stock has put together out of several files: a TAESD. name: of
-    it, for messages."""
+    """Like `load_vae`, for weights that stock has put together out of several files (a TAESD).
+    name: for messages."""
     request = LoadRequest(name, Role.VAE, policy)
     prepare(request)
     return of_tensors(request, weights, metadata)
 
 
 def load(request: LoadRequest) -> Any:
-    """The VAE that is asked for."""
+    """The requested VAE."""
     with looked_at(request):
         prepare(request)
     progress.read_through(request.path)
@@ -53,15 +53,15 @@ def load(request: LoadRequest) -> Any:
 def of_tensors(
     request: LoadRequest, weights: dict[str, torch.Tensor], metadata: Mapping[str, str] | None = None
 ) -> Any:
-    """The stock VAE of these tensors, of which none is missing where a family knows it. request:
-    its path names it in messages."""
+    """The stock VAE of these tensors, which must be complete if a family knows it. request: its
+    path is named in messages."""
     path, policy, names = request.path, request.kernels, tuple(weights)
     known = family_of(header_of(weights))
     if known is not None and known.role is not Role.VAE:
         known = None
     family = compatibility.checked(None if policy.default == "off" else known, request.device, policy)
     if family is not None and family.aside is not None:
-        vae = _stocks(path, weights, metadata)  # which was said
+        vae = _stocks(path, weights, metadata)  # `checked` has reported why
     elif family is None:
         vae = _stocks(path, weights, metadata)
         if policy.default != "off":
@@ -70,7 +70,9 @@ def of_tensors(
         vae = _stocks(path, weights, metadata, vae_dtype())
         if family.fuse(vae, policy):
             vae.patcher = patcher_of(vae.first_stage_model, vae.patcher.load_device, vae.patcher.offload_device)
-        else:  # a header of the family's and a network that is not: in the type that stock chooses for it
+        # the header looked like the family's, but the network is not: use the type that stock
+        # chooses
+        else:
             vae = _stocks(path, weights, metadata)
             _say_stocks(path)
     if known is not None:
@@ -81,7 +83,7 @@ def of_tensors(
 def _stocks(
     path: str, weights: dict[str, torch.Tensor], metadata: Mapping[str, str] | None, dtype: torch.dtype | None = None
 ) -> Any:
-    """Stock's own VAE. dtype: in which it computes; None: as stock chooses."""
+    """Stock's own VAE. dtype: type to compute in; None: as stock chooses."""
     with naming(path):
         vae = comfy.sd.VAE(sd=weights, metadata=metadata, dtype=dtype)
     vae.throw_exception_if_invalid()
@@ -93,12 +95,12 @@ def _say_stocks(path: str) -> None:
 
 
 def vae_dtype(device: torch.device | None = None) -> torch.dtype | None:
-    """The type in which a VAE that a family knows computes on a device, ComfyUI's VAE device unless
-    given. None: as stock chooses.
+    """The type in which a VAE that a family knows computes on a device, by default ComfyUI's VAE
+    device. None: as stock chooses.
 
-    Our kernels are fp16. Of fp16 and bf16, both of which stock allows for these VAEs, it takes bf16
-    from Ampere on and fp16 on Turing. The flags for a VAE's type, and cards whose fp16 stock does
-    not trust, decide here as they do there.
+    Our kernels are fp16. Of fp16 and bf16, both of which stock allows for these VAEs, it would take
+    bf16 from Ampere on; fp16 is asked for first here. The flags for a VAE's type, and cards whose
+    fp16 stock does not trust, count as they do there.
     """
     device = device or comfy.model_management.vae_device()
     if obstacle(device) is not None:
