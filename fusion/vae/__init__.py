@@ -1,17 +1,17 @@
-"""What the families of VAEs share: a planner of bands and a passage through them. A family gives
-its layers as a table.
+"""Shared code of the families of VAEs: a planner of bands and a passage through them. A family
+gives its layers as a table.
 
-bands.py             the table's layers: which rows of its input some of its output need, how many
-                     bands fit
+bands.py             the table's layers: which rows of the input a part of the output needs
 picture_stages.py    the table of a VAE of pictures, and which of its stages pass whole
-picture_plan.py      bands where norms look at all of a picture: what is kept, and what is made
-                     again
-picture_layers.py    what a family gives of its modules; picture_passage.py runs a plan over them
+picture_plan.py      a plan of bands as data
+picture_planner.py   makes the plan if norms need a whole picture: what is kept, what is recomputed
+picture_layers.py    the functions that a family gives of its modules
+picture_passage.py   runs a plan over them
 picture_route.py     a whole decoding or encoding of pictures
-video_plan.py        the table of a causal VAE of videos, what its stages hold, and its bands
-video_passage.py     a video on its way, two frames at a time
-request.py           what is asked of a VAE, and what is the same in all answers
-memory_limits.py     how much they may take, and a convolution's weights (of U-Nets, too)
+video_plan.py        the table of a causal VAE of videos, the memory of its stages, and its bands
+video_passage.py     runs a video through it, two frames at a time
+request.py           the arguments of a call of a VAE, and code that is the same in all of them
+memory_limits.py     how much memory they may take, and a convolution's weights (of U-Nets, too)
 resident_patcher.py  the patcher of a model that is small and used whole
 pixel_range.py       between the pixels of pictures and those of VAEs
 transfer.py          pixels between the host and the card

@@ -1,10 +1,10 @@
-"""The table of a VAE's layers, as far as bands are concerned: which rows of a layer's input some
-rows of its output are made of.
+"""The table of a VAE's layers, for cutting pictures into bands: which rows of a layer's input are
+needed for some rows of its output.
 
-A family reads its modules into `Layer`s, one for each convolution or for several that follow each
-other at one size. All that plans or runs bands takes its numbers from there: how far a band reaches
-beyond its edge, what is cut off on the way, how large a picture becomes. A `Layer` speaks of the
-side that is cut, rows or columns; the other side stays whole.
+A family reads its modules into `Layer`s, one for each convolution or for several in a row at one
+size. All code that plans or runs bands takes its numbers from there: how far a band reaches beyond
+its edge, how much is cut off on the way, how large a picture becomes. A `Layer` describes the side
+that is cut, rows or columns; the other side stays whole.
 """
 
 from __future__ import annotations
@@ -13,18 +13,17 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-Span = tuple[int, int]  # from which pixel to which, the last one excluded
+Span = tuple[int, int]  # first pixel, and the one after the last
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A convolution, behind an upsampling by repetition where there is one.
+    """A convolution, after an upsampling by repetition if `scale` is not 1.
 
-    kernel  pixels that one of its output is made of. Behind the last pixel of its input lie `kernel
-            // 2` zeros
-    stride  how many pixels lie from one window to the next
-    before  zeros before the first pixel of its input
-    scale   pixels that each of its input becomes before the convolution
+    kernel  input pixels of one output pixel. `kernel // 2` zeros follow the last pixel of the input
+    stride  pixels from one window to the next
+    before  zeros before the first pixel of the input
+    scale   pixels that each input pixel becomes before the convolution
     """
 
     kernel: int = 3
@@ -33,42 +32,42 @@ class Layer:
     scale: int = 1
 
     def _window(self, made: Span) -> Span:
-        """Of its input, zeros included."""
+        """The part of the input, zeros included, that this part of the output is made of."""
         first, last = made
         low = first * self.stride - self.before
         return low // self.scale, -(-(low + (last - first - 1) * self.stride + self.kernel) // self.scale)
 
     def needs(self, made: Span, size: int) -> Span:
-        """The part of its input, of so many pixels, that this part of its output is made of."""
+        """The part of the input, which has `size` pixels, that this part of the output is made
+        of."""
         low, high = self._window(made)
         return max(0, low), min(size, high)
 
     def zeros(self, made: Span, size: int) -> tuple[int, int]:
-        """How many zeros lie before and behind that part: where the picture ends, and not only the
-        band.
-        """
+        """How many zeros lie before and after that part: at the edges of the picture, not of a
+        band."""
         low, high = self._window(made)
         return max(0, -low), max(0, high - size)
 
     def makes(self, given: Span, size: int) -> Span:
-        """The part of its output that can be made of this part of its input, of so many pixels."""
+        """The part of the output that can be made of this part of the input, which has `size`
+        pixels."""
         low, high = (edge * self.scale + self.before for edge in given)
         first = 0 if given[0] == 0 else -(-low // self.stride)
         return first, self.size(size) if given[1] == size else (high - self.kernel) // self.stride + 1
 
     def most(self, pixels: int) -> int:
-        """Pixels of its input that so many of its output are made of, wherever they lie."""
+        """Most input pixels that so many output pixels are made of."""
         return ((pixels - 1) * self.stride + self.kernel + self.scale - 2) // self.scale + 1
 
     def size(self, given: int) -> int:
-        """Pixels of its output."""
+        """Number of output pixels."""
         return (given * self.scale + self.before + self.kernel // 2 - self.kernel) // self.stride + 1
 
     @property
     def taps(self) -> int:
-        """Products of two sides for a pixel and a pair of channels. Behind an upsampling some of
-        the pixels are one.
-        """
+        """Multiplications in two dimensions for an output pixel and a pair of channels. After an
+        upsampling some input pixels are equal and count once."""
         return self.most(1) ** 2
 
 
@@ -78,14 +77,13 @@ DOWN = Layer(stride=2, before=0)
 
 
 def convolutions(count: int) -> Layer:
-    """So many 3x3 convolutions in one."""
+    """So many 3x3 convolutions as one layer."""
     return Layer(kernel=2 * count + 1, before=count)
 
 
 def entering(layers: Sequence[Layer], sizes: Sequence[int], made: Span) -> Span:
     """The part of the first layer's input that this part of the last one's output is made of.
-    sizes: of the layers' inputs.
-    """
+    sizes: of the layers' inputs."""
     for layer, size in zip(reversed(layers), reversed(sizes), strict=True):
         made = layer.needs(made, size)
     return made
@@ -101,14 +99,14 @@ def by_rows(height: int, rows: int) -> Iterator[Span]:
 
 
 def by_count(side: int, count: int) -> list[Span]:
-    """So many bands, as equal as can be."""
+    """So many bands, as equal as possible."""
     return list(itertools.pairwise(side * i // count for i in range(count + 1)))
 
 
 def fewest(taken: Callable[[int], int], most: int, room: int) -> int:
-    """The least number of bands, `most` at most, that takes no more than `room` bytes; `most` where
-    none does.
+    """The least number of bands, `most` at most, that takes at most `room` bytes; `most` if there
+    is none.
 
-    taken  bytes, of the number of bands
+    taken  bytes for a number of bands
     """
     return next((count for count in range(1, most + 1) if taken(count) <= room), max(1, most))

@@ -1,7 +1,7 @@
-"""What a family gives of a VAE of pictures: its modules as functions of a picture's rows.
+"""The functions that a family gives of a VAE of pictures: its modules applied to a picture's rows.
 
-Here are the weights of convolutions as the kernels read them, kept from band to band, and what
-torch's allocator holds between them.
+This file also keeps convolution weights, as the kernels read them, from band to band, and tidies
+what torch's allocator holds between bands.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from torch import Tensor, nn
 from ...kernels_cuda import KernelPolicy
 from .memory_limits import one_piece
 
-ALIGNED = 64  # elements: where a weight starts
+ALIGNED = 64  # elements at whose multiples a weight starts
 
 
 class PictureLayers:
-    """Functions of pictures [1, c, rows, width], channels-last. Of a network without norms `make`
-    and `last` are all.
+    """Functions of pictures [1, c, rows, width], channels-last. A network without norms needs only
+    `make` and `last`.
 
-    Where the picture ends, and not only the band, zeros follow: above and below.
+    Zeros above and below are added at the edges of the picture, but not at those of a band.
 
-    keeps   bytes of weights, laid out for the kernels, that are kept until `forget`, for the next
-            band. They have a place of their own: amid what passes they would lie where torch's
-            allocator could give none of it back
-    tidies  whether memory that is free goes back from torch's allocator to the card
+    keeps   bytes of weights, laid out for the kernels, that are kept for the next band until
+            `forget`. They have an allocation of their own, because between temporary tensors they
+            would stop torch's allocator from giving memory back
+    tidies  whether free memory goes back from torch's allocator to the card
     """
 
     def __init__(self, policy: KernelPolicy, keeps: int = 0, tidies: bool = False) -> None:
@@ -36,10 +36,10 @@ class PictureLayers:
         self._taken = 0
 
     def ready(self, dtype: torch.dtype, device: torch.device) -> None:
-        """Make the place of the weights, where some are kept."""
+        """Allocate memory for the kept weights, if there are any."""
         if not self._keeps:
             return
-        self.tidy()  # or it lies in what a picture left, and holds all of that
+        self.tidy()  # first, so that it does not lie in a picture's leftovers and hold all of them
         self._place = torch.empty(self._keeps // dtype.itemsize, dtype=dtype, device=device)
 
     def forget(self) -> None:
@@ -47,7 +47,7 @@ class PictureLayers:
         self._taken = 0
 
     def _keep(self, module: nn.Module, made: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """What was made of a module's weights, in its place if there is room."""
+        """Keep tensors that were made of a module's weights, if there is room for them."""
         size = sum(-(-t.numel() // ALIGNED) * ALIGNED for t in made)
         item = made[0].element_size()
         if self._place is None or (self._taken + size) * item > self._keeps:
@@ -61,22 +61,21 @@ class PictureLayers:
         return self._kept[module]
 
     def tidy(self, most: int = 0) -> None:
-        """Give back to the card what torch's allocator holds and nobody has, where it is more than
-        so many bytes.
-        """
+        """Give unused memory of torch's allocator back to the card, if it is more than so many
+        bytes."""
         if self.tidies and torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > most:
             torch.cuda.empty_cache()
 
     def slab(self, size: int, device: torch.device) -> Tensor | None:
-        """So many bytes in one piece, which torch's allocator holds for what comes when this goes."""
+        """So many bytes in one piece, which torch's allocator keeps for later when they are
+        dropped."""
         return one_piece(size, device) if self.tidies else None
 
     # ---------------------------------------------------------------------------------------------- which a family gives
 
     def make(self, module: Any, x: Tensor, above: int, below: int) -> Tensor:
-        """What a layer makes of x with so many zeros around; an upsampling makes of each row its
-        own, whatever lies beside it.
-        """
+        """The output of a layer for x, with so many rows of zeros around it. An upsampling treats
+        each row by itself."""
         raise NotImplementedError
 
     def last(self, module: Any, x: Tensor, above: bool, below: bool) -> Tensor:
@@ -84,23 +83,22 @@ class PictureLayers:
         raise NotImplementedError
 
     def norm(self, module: Any, x: Tensor, moments: Tensor | None = None) -> Tensor:
-        """A norm with its activation: of rows of a picture with the moments of all of it, or of a
-        whole picture.
-        """
+        """A norm with its activation, of rows with the moments of their whole picture, or of a
+        whole picture."""
         raise NotImplementedError
 
     def moments(self, module: Any, x: Tensor) -> Tensor:
-        """What that norm would need of this part of a picture."""
+        """The moments of this part of a picture, for `norm`."""
         raise NotImplementedError
 
     def first(self, module: Any, x: Tensor, above: bool, below: bool) -> Tensor:
-        """A residual block's first convolution, of what was normed."""
+        """A residual block's first convolution, of normed rows."""
         raise NotImplementedError
 
     def second(self, module: Any, x: Tensor, skip: Tensor, above: bool, below: bool) -> Tensor:
-        """And its second, on top of it the block's skip."""
+        """A residual block's second convolution, plus the block's skip."""
         raise NotImplementedError
 
     def shortcut(self, block: Any, x: Tensor) -> Tensor:
-        """What a block adds to its own result."""
+        """The skip of a residual block, which is added to its result."""
         raise NotImplementedError

@@ -1,6 +1,5 @@
-"""A picture on its way through a VAE in bands: `picture_planner.py` says what is kept and what is
-made again.
-"""
+"""The passage of a picture through a VAE in bands, by a plan that says what is kept and what is
+recomputed (`picture_planner.py`)."""
 
 from __future__ import annotations
 
@@ -22,13 +21,12 @@ Rows = Callable[[int, int], Tensor]
 
 
 class Passage:
-    """One sample's.
+    """The passage of one sample.
 
-    modules  what makes each picture of the way
-    given    rows of what the bands begin with: pixels that come piece by piece, or what lies on the
-             card
-    end      the last norm and convolution of a decoder; None: its last picture is what leaves
-    like     of what type pictures are, and where they lie
+    modules  the module that makes each picture of the way
+    given    rows of the first picture: pixels that arrive piece by piece, or a tensor on the card
+    end      the last norm and convolution of a decoder; None: the last picture is the result
+    like     type and device of the pictures
     """
 
     def __init__(
@@ -49,9 +47,8 @@ class Passage:
         self._moments: dict[int, Tensor] = {}
 
     def run(self, leave: Leave | None = None) -> Tensor | None:
-        """All passes. leave: gets the rows that leave, from which to which; None: the last picture
-        is returned, whole.
-        """
+        """Run all passes. leave: receives the first row, the last, and the rows that leave; None:
+        the last picture is returned, whole."""
         way = self._way
         self._layers.ready(self._dtype, self._device)
         if way.pictures[0].normed:
@@ -105,7 +102,7 @@ class Passage:
             leave(first, last, self._layers.last(conv, box.pop(), low == first, high == last))
 
     def _bands(self, height: int, each: Pass) -> Iterator[tuple[int, int]]:
-        """From which row to which, with what is to be done around each band."""
+        """The first and the last row of each band, checking for interrupts and moving the bar."""
         for band in by_rows(height, each.rows):
             comfy.model_management.throw_exception_if_processing_interrupted()
             yield band
@@ -114,11 +111,10 @@ class Passage:
     # --------------------------------------------------------------------------------------------------- what is kept
 
     def _places(self, each: Pass) -> None:
-        """What stays gets a place of its own before a pass, and what passes one slab: bands are of
-        many sizes, and in what one left the next would not fit. Each piece of memory that is asked
-        of the card and given back takes a millisecond. While places are taken and given back, the
-        slab is taken too: they shall not lie in it.
-        """
+        """Allocate kept pictures before a pass, each by itself, and one slab for temporary tensors,
+        because bands have many sizes, and one would not fit where another was. Each piece that is
+        allocated on the card and given back takes a millisecond. The slab is held while kept
+        pictures are allocated and freed, so that they do not lie in it."""
         layers = self._layers
         slab = None if each.anew else layers.slab(each.slab, self._device)
         if each.anew or each.returns:
@@ -130,7 +126,7 @@ class Passage:
         del slab
 
     def _place(self, number: int) -> int:
-        """The picture in whose place it is kept."""
+        """The number of the picture whose memory holds this one."""
         plan = self._plan
         while number in plan.in_place or number in plan.over:
             number = number - 1 if number in plan.over else self._way.pictures[number].source
@@ -156,9 +152,8 @@ class Passage:
     # ----------------------------------------------------------------------------------------------------- what is made
 
     def _norm(self, number: int) -> Any:
-        """The norm that looks at a picture: of the block that begins with it, of the block that it
-        lies in, or the last.
-        """
+        """The norm that reads a picture: of the block that begins with it, of the block that it
+        lies in, or the last."""
         p = self._way.pictures[number]
         if p.kind == "inner":
             return self._modules[number].norm2
@@ -168,7 +163,7 @@ class Passage:
         return self._end[0]
 
     def _had(self, number: int, first: int, last: int) -> Tensor:
-        """Rows of a picture: of one that is kept, or made."""
+        """Rows of a picture, kept or made now."""
         if number == 0:
             return self._given(first, last)
         kept = self._kept.get(self._place(number)) if self._is_kept(number) else None
@@ -190,14 +185,13 @@ class Passage:
         above, below = layer.zeros((first, last), height)
         box = [channels_last(self._had(p.source, low, high))]
         box.append(self._layers.make(module, box.pop(), above, below))
-        # Of an upsampled pixel both may be there, and one of them wanted.
+        # An upsampling makes both pixels of each input pixel, even if only one is wanted.
         return box.pop() if layer.scale == 1 else box.pop()[:, :, first - layer.scale * low : last - layer.scale * low]
 
     def _straight(self, first: int, last: int) -> Tensor:
-        """Rows of the last picture. A band enters with all the rows that it looks at, and loses
-        them on the way: what looks beyond a cut is not made, what looks beyond the picture sees
-        zeros.
-        """
+        """Rows of the last picture. A band enters with all rows that it depends on, and loses them
+        on the way: rows that depend on others beyond a cut are not made, and beyond the picture
+        there are zeros."""
         given, *pictures = self._way.pictures
         heights = [given.height, *(p.height for p in pictures)]
         low, high = entering([p.layer for p in pictures], heights[:-1], (first, last))
@@ -212,9 +206,8 @@ class Passage:
         return box.pop()[:, :, first - low : last - low]
 
     def _between(self, number: int, first: int, last: int, fills: bool) -> Tensor:
-        """Rows of what lies between a block's convolutions; on the way, what its shortcut makes of
-        them.
-        """
+        """Rows between a block's convolutions. fills: the shortcut's output of these rows is kept
+        on the way."""
         p, block = self._way.pictures[number], self._modules[number]
         low, high = CONV.needs((first, last), p.height)
         box = [self._had(p.source, low, high)]
@@ -223,7 +216,7 @@ class Passage:
         return self._first_half(block, p.source, box, low == first, high == last)
 
     def _first_half(self, block: Any, source: int, box: list[Tensor], above: bool, below: bool) -> Tensor:
-        """A block's first norm and convolution, of rows that the box gives away."""
+        """A block's first norm and convolution, of rows that the box gives up."""
         box.append(self._layers.norm(block.norm1, box.pop(), self._moments[source]))
         return self._layers.first(block.conv1, box.pop(), above, below)
 

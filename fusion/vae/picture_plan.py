@@ -1,4 +1,4 @@
-"""A plan of how a picture passes in bands, as data: `picture_planner.py` makes it, and
+"""The plan of a picture's passage in bands, as data: `picture_planner.py` makes it, and
 `picture_passage.py` runs it."""
 
 from __future__ import annotations
@@ -10,22 +10,23 @@ from .bands import CONV, Layer
 
 Kind = Literal["given", "layer", "inner", "block"]
 
-PACK = 8  # channels of a pixel that the kernels read at a time
+PACK = 8  # the kernels read a pixel's channels in groups of so many
 
 
 @dataclass(frozen=True)
 class Picture:
-    """One of those that follow each other on the way.
+    """One of the feature maps that follow each other on the way.
 
-    kind    given  what the bands begin with
-            layer  of a convolution, a resampling, or whatever the layer stands for
-            inner  between the two convolutions of a residual block, block: its result
-    source  the number of the picture it is made of; a block's result: the block's input, and the
-            one before it
+    kind    given  the input of the bands
+            layer  the output of a convolution, a resampling, or another layer of the table
+            inner  between the two convolutions of a residual block
+            block  the result of a residual block
+    source  number of the picture that it is made of. A block's result has the block's input as
+            source, and also needs the picture before it
     stage   its number among those that pass in bands
-    layer   what makes it
+    layer   the layer that makes it
     widens  whether the block's shortcut is a convolution
-    normed  whether a norm looks at all of it
+    normed  whether a norm reads all of it
     """
 
     kind: Kind
@@ -44,10 +45,10 @@ class Picture:
 
 @dataclass(frozen=True)
 class Way:
-    """The pictures that pass in bands, and how the way ends.
+    """The pictures that pass in bands, and the end of the way.
 
-    exits  the channels of what the last norm and convolution make, band by band; 0: the last
-           picture is wanted whole
+    exits  channels that the last norm and convolution make, band by band; 0: the last picture is
+           kept whole
     """
 
     pictures: tuple[Picture, ...]
@@ -56,7 +57,7 @@ class Way:
 
     @property
     def begins_kept(self) -> bool:
-        """Whether what the bands begin with lies on the card: pixels come piece by piece."""
+        """Whether the input of the bands is on the card. Pixels arrive piece by piece instead."""
         return bool(self.exits)
 
     @property
@@ -65,7 +66,7 @@ class Way:
 
     @property
     def straight(self) -> bool:
-        """Whether bands go all the way, because no norm looks at all of a picture."""
+        """Whether bands go all the way at once, because no norm reads a whole picture."""
         return not any(p.normed for p in self.pictures)
 
 
@@ -73,19 +74,18 @@ class Way:
 class Pass:
     """Making one picture of the way in bands.
 
-    number   of the picture; one beyond the last: what leaves
-    rows     of a band; bands: how many there are
-    gathers  whether the moments of its groups are wanted
+    number   of the picture; one more than the last: the output
+    rows     of a band
+    bands    how many there are
+    gathers  whether the moments of its groups are needed
     keeps    whether it is kept
-    lags     whether a band is written only when the next one was made: its place is that of a
+    lags     whether a band is written only after the next one was made, because it overwrites a
              picture whose rows are still needed
-    fills    whether the block's shortcut of it goes straight to where the block's result will be
-             kept
-    frees    the pictures that nobody needs after it
+    fills    whether the shortcut's output goes straight to where the block's result will be kept
+    frees    the pictures that are not needed after it
     slab     bytes of the one piece of memory that its bands pass through
-    anew     whether that is another piece than the pass before had
-    returns  whether what was kept until then goes back to the card: nothing that is kept from now
-             on is as large
+    anew     whether that is another piece than in the pass before
+    returns  whether freed pictures go back to the card, because no later one has their size
     """
 
     number: int
@@ -103,14 +103,15 @@ class Pass:
 
 @dataclass(frozen=True)
 class Plan:
-    """
+    """A plan of a picture's passage.
+
     passes    in order
-    kept      the pictures that are kept
-    in_place  those of them that take the place of their sources
-    over      blocks' results that take the place of what lies within the block
-    filled    blocks' results whose shortcuts are there before the rest of them
-    peak      bytes at most
-    products  how many are computed
+    kept      numbers of the pictures that are kept
+    in_place  those of them that overwrite their sources
+    over      blocks' results that overwrite the picture within the block
+    filled    blocks' results whose shortcuts are written before the rest of them
+    peak      most bytes at a time
+    products  number of multiplications
     """
 
     passes: tuple[Pass, ...]
@@ -127,9 +128,8 @@ class Plan:
 
 
 def in_one_pass(way: Way, count: int, nbytes: int) -> Plan:
-    """The plan of pictures that no norm looks at: so many bands go all the way, each through so
-    many bytes.
-    """
+    """The plan if no norm reads a whole picture: so many bands go all the way, each within so many
+    bytes."""
     height, number = way.pictures[-1].height, way.last + 1 if way.exits else way.last
     rows = -(-height // count)
     one = Pass(number, rows, -(-height // rows), keeps=not way.exits, slab=nbytes, anew=True)

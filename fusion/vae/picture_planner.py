@@ -1,25 +1,24 @@
-"""How a large picture passes through a VAE in bands without seams: what is kept of it on the way,
-and what is made again.
+"""The plan for passing a large picture through a VAE in bands without seams: which pictures are
+kept on the way, and which are made again.
 
-A convolution looks at the rows beside a band's, which can be had. A group norm looks at the whole
-picture: no row can be normed before the last row of what is normed was made. So the work goes from
-norm to norm, in passes. A pass makes one picture of the way (a block's input, or what lies between
-its convolutions) band by band, from pictures that are kept, and gathers the moments of its groups;
-with them the next pass can norm it.
+A convolution needs only the rows next to a band. A group norm needs the whole picture: no row can
+be normed before the last row was made. So the work goes from norm to norm, in passes. A pass makes
+one picture of the way (a block's input, or what lies between its convolutions) band by band, from
+pictures that are kept, and gathers the moments of its groups, with which the next pass can norm it.
 
     kept        both pictures of a block      each convolution runs once
-    made again  whatever is not kept, in each pass that needs it, from the last that was, with the
-                rows around a band
+    made again  all others, in each pass that needs them, from the last kept picture, with the rows
+                around a band
 
 At 2048x2048 in fp16 a picture of 128 channels has 1.07 GB, and the decoder's last stage has seven
-norms. Two such pictures and the 256 channels at half the size that they are made of fit 3 GiB: kept
-are all but the upsampled one, which is made twice. At 4096x4096 not one of them fits, and the last
-stage is made anew for each of its norms, 5.5 times its work. So for each stage one of a few ways is
-chosen, such that all fit and the products are fewest (`best`). Stages that fit as they are pass
-whole, before the bands of a decoder and behind those of an encoder; so does the middle, whose
-attention sees all.
+norms. Two such pictures and the 256 channels at half the size that they are made of fit 3 GiB: all
+but the upsampled one are kept, and that is made twice. At 4096x4096 not one of them fits, and the
+last stage is made anew for each of its norms, 5.5 times its work. So one of a few ways is chosen
+for each stage, such that everything fits and the products are fewest (`best`). Stages that fit pass
+whole, before the bands of a decoder and after those of an encoder; so does the middle, because its
+attention reads all of a picture.
 
-Bands are rows, because rows of a channels-last picture lie together whatever its width.
+Bands are rows, because the rows of a channels-last picture are contiguous at any width.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ from typing import Literal
 from .memory_limits import HELD
 from .picture_plan import PACK, Pass, Picture, Plan, Way
 
-SLAB = 768 << 20  # bytes that bands pass through at most: more fill no card better
-LEAST_ROWS = 8  # of a band: below, what is made again for the rows around it is most of the work
+SLAB = 768 << 20  # most bytes that bands pass through: more do not fill a card better
+LEAST_ROWS = 8  # of a band: with fewer, most of the work is for the rows around it
 
 
 # ------------------------------------------------------------------------------------------- what a band takes of others
@@ -42,7 +41,7 @@ LEAST_ROWS = 8  # of a band: below, what is made again for the rows around it is
 
 @dataclass(frozen=True)
 class Made:
-    """What it takes to have some rows of a picture: bytes at most and in the end, and products."""
+    """The cost of making some rows of a picture: bytes at the peak and at the end, and products."""
 
     peak: int
     size: int
@@ -50,7 +49,7 @@ class Made:
 
 
 class _Reckoning:
-    """What bands take, by an outline."""
+    """The cost of bands, by an outline."""
 
     def __init__(self, outline: Outline) -> None:
         self.way, self.kept, self.filled = outline.way, outline.kept, outline.filled
@@ -64,14 +63,14 @@ class _Reckoning:
         way = self.way
         p = way.pictures[number]
         size = p.bytes(rows, way.item)
-        if p.kind == "given":  # pixels, that come in another type and format
+        if p.kind == "given":  # pixels arrive in another type and format
             size = rows * p.width * PACK * (way.item + 4)
             return Made(size, size, 0)
         source = way.pictures[p.source]
         if p.kind == "block":
             return self._block(number, p, source, rows, size)
         x = self.had(p.source, p.layer.most(rows))
-        if p.layer.scale > 1:  # all that can be made of what is had
+        if p.layer.scale > 1:  # all that can be made of the input rows
             rows = p.layer.scale * p.layer.most(rows)
             size = p.bytes(rows, way.item)
         peak = max(x.peak, x.size + size)
@@ -100,7 +99,7 @@ class _Reckoning:
         return Made(peak, size, x.products + products)
 
     def leaving(self, rows: int) -> Made:
-        """The last norm and convolution, and the way to the host."""
+        """The cost of the last norm and convolution, and of the way to the host."""
         way = self.way
         last = way.pictures[-1]
         x = self.had(way.last, rows + 2)
@@ -111,9 +110,9 @@ class _Reckoning:
 
 # ------------------------------------------------------------------------------------------------------------- choosing
 
-# Which pictures of a stage are kept: its first, those within blocks, the blocks' results but for
-# the last, the last. `over`: where a block widens and its input is not kept, its result goes where
-# that within it was, and not to a place of its own, with its shortcut first.
+# Which pictures of a stage are kept: its first, those within blocks, the blocks' results except the
+# last, the last. `over`: if a block widens and its input is not kept, the shortcut's output is made
+# first, and the result overwrites the picture within the block instead of having memory of its own.
 Inner = Literal["over"] | bool
 Keeps = tuple[bool, Inner, bool, bool]
 DECODING: tuple[Keeps, ...] = (
@@ -125,7 +124,7 @@ DECODING: tuple[Keeps, ...] = (
     (False, False, False, True),
     (False, False, False, False),
 )
-# What a stage ends with is only looked at once, by the convolution that makes it smaller.
+# The end of a stage is read only once, by the convolution that makes it smaller.
 ENCODING: tuple[Keeps, ...] = (
     (True, True, True, False),
     (False, True, True, False),
@@ -136,14 +135,15 @@ ENCODING: tuple[Keeps, ...] = (
 )
 
 
-TRIED = 12  # plans, of those with the fewest products: what small bands cost is found out for so many
+# Number of plans that are made in full, of those with the fewest products, because small bands add
+# products that only the plan tells.
+TRIED = 12
 
 
 @lru_cache(maxsize=64)
 def best(way: Way, room: int) -> Plan:
-    """The plan with the fewest products among those that keep within so many bytes; where none
-    does, the one that needs least.
-    """
+    """The plan with the fewest products among those that keep within so many bytes; if none does,
+    the one that needs least."""
     stages = 1 + max(p.stage for p in way.pictures)
     choices = itertools.product(DECODING if way.exits else ENCODING, repeat=stages)
     outlines = sorted(
@@ -162,9 +162,8 @@ def best(way: Way, room: int) -> Plan:
 
 
 def _kept(way: Way, keeps: Sequence[Keeps]) -> tuple[frozenset[int], frozenset[int]]:
-    """The pictures that are kept, and those of them that take the place of what lies within their
-    blocks.
-    """
+    """The pictures that are kept, and those of them that overwrite the picture within their
+    blocks."""
     kept = {0} if way.begins_kept else set()
     over = set()
     for number, p in enumerate(way.pictures):
@@ -184,17 +183,17 @@ def _kept(way: Way, keeps: Sequence[Keeps]) -> tuple[frozenset[int], frozenset[i
 
 
 class Outline:
-    """What follows from which pictures are kept, whatever the bands.
+    """What follows from the choice of kept pictures, for bands of any size.
 
     numbers   of the passes, in order
-    filled    blocks' results whose shortcuts are made with the pictures before them: their inputs
-              are not there any more later
-    in_place  those that take the place of their sources
-    over      those that take the place of what lies within their block
+    filled    blocks' results whose shortcuts are made together with the pictures before them,
+              because their inputs are gone later
+    in_place  those that overwrite their sources
+    over      those that overwrite the picture within their block
     alive     bytes that are kept during each pass; most: the most of them
-    takes     bytes of the places that are taken for a pass, largest first
-    frees     the places that nobody needs after a pass; leaves: their bytes, largest first
-    products  as many as there are without rows that bands have in common
+    takes     bytes of each allocation before a pass, largest first
+    frees     the pictures that are not needed after a pass; leaves: their bytes, largest first
+    products  without those for rows that bands share
     """
 
     def __init__(self, way: Way, kept: frozenset[int], over: frozenset[int] = frozenset()) -> None:
@@ -204,7 +203,7 @@ class Outline:
         widened = {k for k in blocks if pictures[k].widens and k - 1 in kept and pictures[k].source not in kept}
         self.over = over & widened
         self.filled = frozenset(widened - over)
-        # What the bands begin with is not ours to write to.
+        # The input of the bands is not ours to overwrite.
         self.in_place = frozenset(
             k for k in blocks if pictures[k].source in kept and not pictures[k].widens and pictures[k].source != 0
         )
@@ -216,9 +215,8 @@ class Outline:
         self._live(reads)
 
     def _followed(self) -> tuple[list[frozenset[int]], list[int]]:
-        """For each picture, and for what leaves: the kept ones that it is made of, and the
-        products.
-        """
+        """For each picture, and for the output: the kept ones that it is made of, and the
+        products."""
         reads: list[frozenset[int]] = []
         products: list[int] = []
 
@@ -257,7 +255,7 @@ class Outline:
         for k in self.numbers:
             for each in reads[k]:
                 until[home[each]] = max(until[home[each]], k)
-        if not self.way.exits:  # it is what is wanted
+        if not self.way.exits:  # it is the result
             until[home[self.way.last]] = len(pictures)
         sizes = {k: pictures[k].bytes(pictures[k].height, self.way.item) for k in until}
         self.alive = [sum(sizes[k] for k, end in until.items() if begins[k] <= now <= end) for now in self.numbers]
@@ -269,7 +267,7 @@ class Outline:
 
 @lru_cache(maxsize=1024)
 def _products(way: Way, number: int) -> int:
-    """Of one of a way's pictures, made of the one before it."""
+    """Products for a picture, made of the one before it."""
     p = way.pictures[number]
     area, into = p.height * p.width, way.pictures[p.source].channels
     if p.kind == "given":
@@ -280,7 +278,7 @@ def _products(way: Way, number: int) -> int:
 
 
 def planned(outline: Outline, room: int) -> Plan:
-    """The plan of an outline, its bands as large as the room allows, and as is worth it."""
+    """The plan of an outline, with bands as large as fit, and at most SLAB bytes."""
     way, reckoning = outline.way, _Reckoning(outline)
     peak = products = slab = 0
     left: list[int] = []
@@ -295,9 +293,9 @@ def planned(outline: Outline, room: int) -> Plan:
         zip(outline.numbers, outline.alive, cuts, strict=True)
     ):
         anew = passing > slab or alive + slab > room
-        if anew:  # one that will do for those behind it, too
+        if anew:  # large enough for later passes, too
             slab = max(passing, min(room - alive, max(later for *_, later in cuts[turn:])))
-        # What is as large as what went lies where that was.
+        # Pictures of the same size as the freed ones reuse their memory.
         returns, left = bool(left) and left != outline.takes[turn], outline.leaves[turn]
         peak = max(peak, alive + slab)
         products += count * _at(reckoning, k, rows).products
@@ -324,10 +322,8 @@ def _at(reckoning: _Reckoning, number: int, rows: int) -> Made:
 
 
 def _rows(reckoning: _Reckoning, number: int, lags: bool, height: int, room: int) -> tuple[int, int]:
-    """Rows of a band, as many as there is room for, and the bytes that they take. Bytes grow as
-    rows do, and not less than in proportion to them, so what lies between two sizes takes no more
-    than a straight line says.
-    """
+    """Rows of a band, as many as fit, and their bytes. Bytes grow at least in proportion to rows,
+    so between two sizes a straight line is an upper bound."""
 
     def taken(rows: int) -> int:
         made = _at(reckoning, number, rows)

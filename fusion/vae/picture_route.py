@@ -1,6 +1,4 @@
-"""How pictures of one size pass through an encoder or a decoder, and passing them: one sample after
-the other.
-"""
+"""The way of pictures of one size through an encoder or a decoder, one sample after the other."""
 
 from __future__ import annotations
 
@@ -20,13 +18,12 @@ from .picture_plan import Plan, Way
 from .request import Request
 from .transfer import Outbox
 
-Make = Callable[[Any, Tensor], Tensor]  # of a family's layers and a picture [1, c, h, w]
+Make = Callable[[Any, Tensor], Tensor]  # takes a family's layers and a picture [1, c, h, w]
 
 
 class Whole(NamedTuple):
-    """What sees all of a picture. need: bytes at a time; 0: it is not worth a look at what torch's
-    allocator holds.
-    """
+    """A part that takes a whole picture. need: bytes at a time; 0: too few for tidying torch's
+    allocator first."""
 
     make: Make
     need: int = 0
@@ -34,9 +31,8 @@ class Whole(NamedTuple):
 
 @dataclass(frozen=True)
 class Banded:
-    """What passes in bands. modules, end: as `Passage` has them. keeps: bytes of weights that stay
-    from band to band.
-    """
+    """The part that passes in bands. modules, end: as in `Passage`. keeps: bytes of weights that
+    stay from band to band."""
 
     way: Way
     plan: Plan
@@ -47,9 +43,10 @@ class Banded:
 
 @dataclass(frozen=True)
 class Route:
-    """layers  the class of the family's layers whole   before a decoder's bands, behind an
-    encoder's banded  None: nothing does piece   bytes of the one piece of memory that all of it
-    passes through, if it passes whole, else 0
+    """layers  the class of the family's layers
+    whole   the parts before a decoder's bands, or after an encoder's
+    banded  None: no part passes in bands
+    piece   bytes of the one piece of memory for everything, if all of it passes whole, else 0
     """
 
     layers: type[PictureLayers]
@@ -62,9 +59,10 @@ class Route:
         return 1 if self.banded is None else self.banded.plan.bands
 
     def decode(self, request: Request, x: Tensor, put: Leave, progress: Progress) -> None:
-        """A latent [1, z, h, w]. put: gets rows of pixels, from which to which."""
-        # In a box that is emptied: a reference that outlives its use is, for a large picture,
-        # hundreds of megabytes.
+        """Decode a latent [1, z, h, w]. put: receives first row, last row and these rows of
+        pixels."""
+        # In a box that is emptied, because a reference that outlives its use costs hundreds of
+        # megabytes for a large picture.
         box = [channels_last(x)]
         self._whole(request, box)
         if self.banded is not None:
@@ -74,7 +72,7 @@ class Route:
         progress.add(1)
 
     def encode(self, request: Request, pixels: Rows, height: int, dtype: torch.dtype, progress: Progress) -> Tensor:
-        """Pixels that come row by row -> what the encoder makes of them, [1, c, h, w]."""
+        """Encode pixels that arrive row by row: [1, c, h, w]."""
         box: list[Tensor] = []
         if self.banded is not None:
             made = self._passage(request, self.banded, pixels, progress, dtype).run()
@@ -103,9 +101,8 @@ class Route:
 
 
 def decoded(half: nn.Module, route: Route, request: Request, z: Tensor, out: Tensor) -> Tensor:
-    """Latents [b, z, h, w] become pixels in `out`, [b, 3, scale h, scale w] on any device, which is
-    returned.
-    """
+    """Decode latents [b, z, h, w] into `out`, [b, 3, scale h, scale w] on any device, and return
+    it."""
     progress, outbox = Progress(len(z) * route.bands, shown=request.alone), Outbox(out, request.finishes)
 
     def one(sample: int, begun: Request) -> None:
@@ -124,10 +121,9 @@ def decoded(half: nn.Module, route: Route, request: Request, z: Tensor, out: Ten
 def encoded(
     half: nn.Module, route: Route, request: Request, x: Tensor, begin: Callable[[Tensor], Tensor] = channels_last
 ) -> Tensor:
-    """Pixels [b, 3, h, w] on any device -> what the encoder makes of them on the request's, [b, c,
-    h', w'].
+    """Encode pixels [b, 3, h, w] on any device: [b, c, h', w'] on the request's device.
 
-    begin  what is done to rows of pixels that have arrived there
+    begin  applied to rows of pixels that have arrived on the device
     """
     progress, latents = Progress(len(x) * route.bands, shown=request.alone), []
 

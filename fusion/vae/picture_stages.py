@@ -1,7 +1,6 @@
-"""The table of a VAE of pictures whose norms look at all of a picture, and how a picture passes
-through it.
+"""The table of a VAE of pictures whose norms read whole pictures, and a picture's way through it.
 
-Stages that fit as they are pass whole, the others in bands (`picture_planner.py`).
+Stages that fit pass whole, the others in bands (`picture_planner.py`).
 """
 
 from __future__ import annotations
@@ -15,21 +14,22 @@ from .bands import Layer
 from .memory_limits import IN_ONE_PIECE
 from .picture_plan import Picture, Way
 
-MIDDLE = 5  # pictures as large as the latent, of the middle's width, that its attention needs at a time
-# Queries of the attention at a time: whole rounds of blocks on every card, a fraction of a second
-# on the slowest.
+# Pictures of the latent's size and the middle's width that its attention needs at a time.
+MIDDLE = 5
+# Queries of the attention at a time: full waves of blocks on every card, a fraction of a second on
+# the slowest.
 QUERIES = 8192
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A row of the table: what a half of a VAE makes at one size.
+    """A row of the table: a half of a VAE at one size.
 
-    entry   the layer that makes its first picture: a resampling, or the encoder's first
-            convolution; None: it is there
-    source  channels of what that is made of
-    blocks  channels that each residual block takes and makes. It has two convolutions, each behind
-            a norm of all of the picture
+    entry    the layer that makes its first picture: a resampling, or the encoder's first
+             convolution; None: the input is its first picture
+    source   channels of the entry's input
+    blocks   channels in and out of each residual block. It has two convolutions, each after a norm
+             of the whole picture
     modules  of the entry, if there is one, and of each block. Only the family looks at them
     """
 
@@ -45,13 +45,13 @@ class Stage:
 
     @property
     def channels(self) -> int:
-        """And of its last."""
+        """Channels of its last picture."""
         return self.blocks[-1][1]
 
     def need(self, area: int, before: int) -> int:
-        """Values that it holds at a time where its pictures, of so many pixels, are whole.
+        """Values that it holds at a time if its pictures, of `area` pixels, pass whole.
 
-        before  pixels of what its entry takes, which is there while its first picture is made
+        before  pixels of its entry's input, which is there while its first picture is made
         """
         blocks = max(max(2 * a + b, a + 2 * b, 3 * b if a != b else 0) for a, b in self.blocks)
         return max(blocks * area, self.into * area + self.source * before)
@@ -59,9 +59,10 @@ class Stage:
 
 @dataclass(frozen=True)
 class Table:
-    """A half of a VAE: its stages in the order in which they run. image: channels of the pixels
-    that a decoder ends with, or an encoder begins with. Beside the latent, before a decoder's
-    stages and behind an encoder's, lies a middle, with an attention.
+    """A half of a VAE: its stages in the order in which they run, and next to the latent, before a
+    decoder's stages and after an encoder's, a middle with an attention.
+
+    image  channels of the pixels that a decoder ends with, or an encoder begins with
     """
 
     stages: tuple[Stage, ...]
@@ -69,27 +70,26 @@ class Table:
     image: int
 
     def sizes(self, height: int, width: int) -> list[tuple[int, int]]:
-        """Of each stage's pictures, where a latent of this size comes in, or pixels do."""
+        """Sizes of each stage's pictures, for a latent of this size if it decodes, else for
+        pixels."""
         levels = range(len(self.stages))
         return [(height << k, width << k) if self.decodes else (height >> k, width >> k) for k in levels]
 
     def needs(self, sizes: Sequence[tuple[int, int]], item: int) -> list[int]:
-        """Bytes that each stage holds at a time where it passes whole."""
+        """Bytes that each stage holds at a time if it passes whole."""
         areas = [height * width for height, width in sizes]
         found = [
             stage.need(area, areas[k - 1] if k else 0) * item
             for k, (stage, area) in enumerate(zip(self.stages, areas, strict=True))
         ]
-        if self.decodes:  # and beside the last picture, normed, what leaves for the host
+        if self.decodes:  # the last picture normed, and the pixels that leave for the host
             leaving = 2 * self.stages[-1].channels * item + self.image * (item + 8)
             found[-1] = max(found[-1], leaving * areas[-1])
         return found
 
     def middle(self, pixels: int, item: int) -> int:
-        """Bytes that the middle holds at a time: what the attention adds to, its queries, keys and
-        values, and what it has mixed; of some queries also what becomes of them, and their scores
-        of some keys.
-        """
+        """Bytes that the middle holds at a time: the stream, its queries, keys and values, and the
+        attention's output; and the outputs and scores of some queries."""
         channels = self.stages[0].into if self.decodes else self.stages[-1].channels
         some = min(pixels, QUERIES)
         return channels * (MIDDLE * pixels + some) * item + scratch_bytes(some, pixels, channels)
@@ -97,12 +97,13 @@ class Table:
 
 @dataclass(frozen=True)
 class Journey:
-    """How a picture passes through a half of a VAE.
+    """A picture's way through a half of a VAE.
 
-    whole  the stages that it passes as a whole: a decoder's first, an encoder's last
-    banded  and those that it passes in bands
-    way    of these; None: there are none
-    middle, needs  bytes that the middle, and each of the whole stages, hold at a time
+    whole   the stages that it passes whole: a decoder's first, an encoder's last
+    banded  the stages that it passes in bands
+    way     the pictures of these; None: there are none
+    middle  bytes that the middle holds at a time
+    needs   bytes that each of the whole stages holds at a time
     """
 
     whole: tuple[Stage, ...]
@@ -117,15 +118,15 @@ class Journey:
 
     @property
     def piece(self) -> int:
-        """Bytes of the one piece of memory that all of it passes through, if it passes whole."""
+        """Bytes of the one piece of memory for everything, if all of it passes whole."""
         return int(IN_ONE_PIECE * self.most)
 
 
 def journey(table: Table, height: int, width: int, item: int, room: int) -> Journey:
-    """For a latent of a decoder, or pixels of an encoder, of this size.
+    """The way of a latent of this size through a decoder, or of pixels through an encoder.
 
     item  bytes of a value
-    room  bytes for what passes whole
+    room  bytes for the parts that pass whole
     """
     sizes = table.sizes(height, width)
     needs = table.needs(sizes, item)
@@ -149,9 +150,8 @@ def journey(table: Table, height: int, width: int, item: int, room: int) -> Jour
 def way_of(
     table: Table, banded: Sequence[Stage], begins: tuple[int, int], sizes: Sequence[tuple[int, int]], item: int
 ) -> Way:
-    """The pictures of these stages of a table. begins: the size of what the bands begin with;
-    sizes: of the stages' pictures.
-    """
+    """The pictures of these stages of a table. begins: size of the input of the bands; sizes: of
+    the stages' pictures."""
     first, decodes = banded[0], table.decodes
     channels = first.into if first.entry is None else first.source
     found = [Picture("given", channels, *begins, 0, 0, normed=first.entry is None)]
@@ -161,14 +161,14 @@ def way_of(
         for place, (into, out) in enumerate(stage.blocks):
             source = len(found) - 1
             found.append(Picture("inner", out, *size, source, number))
-            # What a resampling follows, or what leaves the bands, is not normed within them.
+            # The input of a resampling, and the output of the bands, are not normed within them.
             is_last = place == len(stage.blocks) - 1 and not (decodes and number == len(banded) - 1)
             found.append(Picture("block", out, *size, source, number, widens=into != out, normed=not is_last))
     return Way(tuple(found), table.image if decodes else 0, item)
 
 
 def modules(banded: Sequence[Stage]) -> list[Any]:
-    """Of the pictures of a way, the module that makes each. None for what the bands begin with."""
+    """The module that makes each picture of a way; None for the input of the bands."""
     found: list[Any] = [None]
     for stage in banded:
         entry, blocks = stage.modules[: -len(stage.blocks)], stage.modules[-len(stage.blocks) :]

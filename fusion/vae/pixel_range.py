@@ -1,14 +1,13 @@
-"""Pixels between 0 and 1, as pictures have them, and between -1 and 1, as VAEs do: changed piece by
+"""Pixels between 0 and 1, as in pictures, and between -1 and 1, as in VAEs, converted piece by
 piece on the card.
 
-Stock does it on the host, with all pixels at once, while the card waits. In front of an encoding it
-makes three copies (* 2, - 1, to the VAE's type): of a video of 81 frames of 480x832 one pass alone
-takes 0.15 s, a third of what the encoding takes. Behind a decoding it goes over all pixels three
-times (+ 1, / 2, within 0 and 1): of the same video 2.3 GB of the host's memory are read and
-written. Here each piece is changed on the card, when it has arrived (`Unbegun`) or before it leaves
-(`Finishing`).
+Stock converts on the host, all pixels at once, while the card waits. Before an encoding it makes
+three copies (* 2, - 1, to the VAE's type): for a video of 81 frames of 480x832 one pass alone takes
+0.15 s, a third of the encoding. After a decoding it goes over all pixels three times (+ 1, / 2,
+clamp): for the same video 2.3 GB of the host's memory are read and written. Here each piece is
+converted on the card, when it has arrived (`Unbegun`) or before it leaves (`Finishing`).
 
-Only what is stock's usual way for pictures is replaced, and the numbers are the same to the bit.
+Only stock's usual conversion for pictures is replaced, and the numbers are the same to the bit.
 """
 
 from __future__ import annotations
@@ -25,20 +24,19 @@ from ..base.hooks import FINISHING, TAKES_PIXELS
 
 
 def begin(pixels: Tensor, dtype: torch.dtype) -> Tensor:
-    """Pixels from 0 to 1 become those of an encoder that computes in this type, from -1 to 1: in
-    one pass, added up in the pixels' own.
-    """
+    """Pixels from 0 to 1 as those of an encoder that computes in this type, from -1 to 1: in one
+    pass, computed in the pixels' own type."""
     made = torch.empty_like(pixels, dtype=dtype)
     less = torch.full((), -1.0, dtype=pixels.dtype, device=pixels.device)
     return torch.add(less, pixels, alpha=2.0, out=made)
 
 
 class Unbegun(Tensor):
-    """Pixels that an encoder of ours changes when a piece of them has arrived (`taken`): shape,
-    device and strides are theirs.
+    """Pixels that our encoder converts when a piece of them has arrived (`taken`), with their
+    shape, device and strides.
 
-    To everybody else it is a tensor of the type that stock would make, so that stock's `.to()`
-    leaves it alone. Who looks at its numbers gets those that stock would have made.
+    For all other code it is a tensor of the type that stock would make, so that stock's `.to()`
+    leaves it alone. Code that reads its numbers gets those that stock would have made.
     """
 
     pixels: Tensor
@@ -52,9 +50,8 @@ class Unbegun(Tensor):
         return made
 
     def to(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Of its own type it is already: said here, since in inference mode torch asks below, as of
-        anything else.
-        """
+        """The tensor itself for its own type. Needed because in inference mode torch dispatches
+        this call like any other."""
         made: Tensor = self if args == (self.dtype,) and not kwargs else super().to(*args, **kwargs)
         return made
 
@@ -65,15 +62,14 @@ class Unbegun(Tensor):
 
 
 class Given(NamedTuple):
-    """What an encoder is given. pixels: as they lie. begins: of which type each piece of them is to
-    be made, unless they are it.
-    """
+    """An encoder's input. pixels: unconverted. begins: type to convert each piece to; None: they
+    are converted."""
 
     pixels: Tensor
     begins: torch.dtype | None
 
     def piece(self, there: Tensor) -> Tensor:
-        """A part of the pixels that has arrived where it is computed with, as the encoder wants it."""
+        """A part of the pixels, which has arrived on the device, as the encoder takes it."""
         return there if self.begins is None else begin(there, self.begins)
 
 
@@ -82,7 +78,7 @@ def taken(x: Tensor) -> Given:
 
 
 class Beginning:
-    """Stands where a stock VAE has `process_input`."""
+    """Replaces the `process_input` of a stock VAE."""
 
     def __init__(self, vae: Any) -> None:
         self._dtype: torch.dtype = vae.vae_dtype
@@ -96,16 +92,16 @@ class Beginning:
 
 
 def finish(pixels: Tensor) -> Tensor:
-    """Pixels as a VAE makes them, from -1 to 1, become those of pictures, from 0 to 1. In place."""
+    """Pixels from -1 to 1, as a VAE makes them, to those of pictures, from 0 to 1. In place."""
     return pixels.add_(1.0).div_(2.0).clamp_(0.0, 1.0)
 
 
 class Finishing:
-    """Stands where a stock VAE has `process_output`, and knows which pixels were finished on their
+    """Replaces the `process_output` of a stock VAE, and knows which pixels were converted on the
     way.
 
-    A network that decodes into a buffer asks whether it stands there still: another node may have
-    put something else in its place, which then gets pixels that nobody has touched.
+    A network that decodes into a buffer asks whether it is still installed. If another node has
+    replaced it, that node's function gets unconverted pixels.
     """
 
     def __init__(self, vae: Any) -> None:
@@ -119,23 +115,22 @@ class Finishing:
         return pixels if is_finished else self._stocks(pixels)
 
     def stands(self) -> bool:
-        """Whether what leaves the network now comes here next."""
+        """Whether the network's output comes here next."""
         vae = self._vae()
         return vae is not None and vae.process_output is self
 
     def begun(self) -> None:
-        """A decoding begins. What was finished before, and not handed in, is no longer known."""
+        """Start a decoding, and forget finished pixels that were not collected."""
         self._finished = None
 
     def done(self, pixels: Tensor) -> None:
-        """All of these are finished."""
+        """Note that all of these are finished."""
         self._finished = _place(pixels)
 
 
 def install(vae: Any) -> None:
-    """Let a stock VAE's pixels be finished where they are made, and begun where they are encoded,
-    if that is what stock does with them.
-    """
+    """Let a stock VAE's pixels be converted where they are decoded and encoded, if its own
+    functions compute the same."""
     probe = torch.linspace(-1.5, 1.5, 13)
     if torch.equal(vae.process_output(probe.clone()), finish(probe.clone())):
         vae.process_output = Finishing(vae)
@@ -145,9 +140,8 @@ def install(vae: Any) -> None:
 
 
 def finishing_of(net: Any, out: Tensor | None) -> Finishing | None:
-    """What finishes the pixels that a network decodes into this buffer; None: nobody does, or there
-    is none.
-    """
+    """The object that finishes the pixels which a network decodes into this buffer; None: there is
+    none, or no buffer."""
     finishing: Finishing | None = net.__dict__.get(FINISHING)
     if finishing is not None:
         finishing.begun()

@@ -1,6 +1,5 @@
-"""What a VAE is asked for beside its input, and what is the same in all that answer: room,
-ComfyUI's questions, installation.
-"""
+"""The arguments of a VAE's call beside its input, and what all VAEs share in serving it: memory,
+ComfyUI's questions, installation."""
 
 from __future__ import annotations
 
@@ -19,16 +18,15 @@ from .memory_limits import HELD, LIMIT, OTHERS, Leftovers, Result, on_card, weig
 
 @dataclass(frozen=True)
 class Request:
-    """A decoding or an encoding, as far as it is no matter of what.
+    """A decoding or an encoding, without its input.
 
     device    where it computes
     most      bytes that torch's allocator may hold for all that is made on the way
-    alone     whether this is all of a picture or video, and no tile of one
-    tidies    whether what torch's allocator holds is looked after: not for tiles, which are small
-              and many
+    alone     whether this is a whole picture or video, not a tile of one
+    tidies    whether torch's allocator is tidied: not for tiles, which are small and many
     room      bytes that the parts of a picture may take
-    into      where decoded pixels go; None: into a tensor like the latents
-    finishes  whether they are to be those of pictures there
+    into      destination of decoded pixels; None: a tensor like the latents
+    finishes  whether pixels are converted to those of pictures there
     """
 
     policy: KernelPolicy
@@ -42,30 +40,27 @@ class Request:
 
     @classmethod
     def of(cls, net: Any, device: torch.device, most: int, alone: bool, **others: Any) -> Request:
-        """To a fused network. most, alone, others: as the fields have them."""
+        """A request to a fused network. most, alone, others: fields."""
         return cls(net.fusestream_policy, device, most, alone, alone and on_card(device), **others)
 
     @classmethod
     def for_pictures(
         cls, net: Any, device: torch.device, room: int | None, beside: int, alone: bool, **others: Any
     ) -> Request:
-        """To a fused network of pictures. room: None: what its limit leaves. beside: bytes that are
-        made beside the pictures.
-        """
+        """A request to a fused network of pictures. room: None: what its limit leaves. beside:
+        bytes of results beside the pictures."""
         found = net.fusestream_room(device) if room is None else room
         most = max(found + beside, net.fusestream_limit - OTHERS - weight_bytes(net))
         return cls.of(net, device, most, alone, room=found, **others)
 
     def served(self, half: nn.Module, shape: torch.Size, piece: int, run: Callable[[Request], Result]) -> Result:
-        """What `run` makes of one sample, when torch's allocator is ready for it, and within the
-        bound.
+        """Call `run` for one sample, with torch's allocator prepared and limited.
 
-        shape   of what passes through this half of a VAE
-        piece   bytes of the one piece of memory that all of it passes through, so that each part
-                finds its place there. Parts are of many sizes, and in what one left the next would
-                not fit: to give that back in between cost 160 pieces for a decoding of 480x832,
-                asked of the card and given back. 0: what passes has memory of its own, and nothing
-                of what went before may lie amid it
+        shape   of the input of this half of a VAE
+        piece   bytes of one piece of memory that everything passes through. Parts have many sizes,
+                and one would not fit where another was: without the piece a decoding of 480x832
+                allocated 160 pieces on the card and gave them back. 0: the bands have memory of
+                their own, and leftovers must not lie between it
         """
         if not self.tidies:
             return run(self)
@@ -73,12 +68,12 @@ class Request:
         return Leftovers(half, shape, piece).serve(lambda: run(begun), piece, self.most, self.device)
 
     def spare(self, need: int) -> int:
-        """Bytes that torch's allocator may hold unused before something that needs so many."""
+        """Bytes that torch's allocator may hold unused before a part that needs so many."""
         return max(0, self.room - int(HELD * need))
 
 
 def room_within(vae: nn.Module, limit: int, device: torch.device | None) -> int:
-    """Bytes beside the weights: by the limit, and by what is free on the device."""
+    """Bytes beside the weights: by the limit, and by the free memory of the device."""
     room = limit - weight_bytes(vae)
     if device is not None and device.type == "cuda":
         room = min(room, int(comfy.model_management.get_free_memory(device)))
@@ -86,17 +81,15 @@ def room_within(vae: nn.Module, limit: int, device: torch.device | None) -> int:
 
 
 def with_workspaces(needed: int, dtype: torch.dtype) -> int:
-    """Bytes of what needs so many, where our kernels do not serve, too: torch's convolutions have a
-    workspace, and copy what they remember beside what they compute.
-    """
+    """Bytes needed, increased for types that our kernels do not serve: torch's convolutions have a
+    workspace, and copy remembered frames."""
     return needed if dtype is torch.float16 else needed * 3 // 2 + (1 << 30)
 
 
 def answer(vae: Any, memory_used: Callable[..., int]) -> None:
-    """Let a stock VAE object free no more memory than its network takes.
+    """Let a stock VAE object free only as much memory as its network takes.
 
-    memory_used  bytes, of the network, the limit, whether it decodes, the shape of its input and
-                 its type
+    memory_used  bytes, by network, limit, whether it decodes, shape of the input and its type
     """
     vae.memory_used_decode = partial(memory_used, vae.first_stage_model, LIMIT, True)
     vae.memory_used_encode = partial(memory_used, vae.first_stage_model, LIMIT, False)

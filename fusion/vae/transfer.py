@@ -1,6 +1,5 @@
-"""Pixels between the host and the card, piece by piece: those of an encoder come (`Inbox`), those
-of a decoder go (`Outbox`).
-"""
+"""Pixels between the host and the card, piece by piece: an encoder's arrive (`Inbox`), a decoder's
+leave (`Outbox`)."""
 
 from __future__ import annotations
 
@@ -12,18 +11,17 @@ from torch import Tensor
 
 from .pixel_range import finish
 
-AHEAD = 2  # pieces that wait in pinned memory for the card
+AHEAD = 2  # pieces in pinned memory that wait for the card
 
 Place = tuple[slice, ...]
 
 
 class Inbox:
-    """Brings pieces of what lies on the host to a device, each while the card computes the one
-    before.
+    """Brings pieces from the host to a device, each while the card computes the one before.
 
-    What is not pinned crosses the bus through the driver's own buffers, for which the host waits
-    until the card has done all that it was told before: then the card waits for the host. So a
-    piece is copied into pinned memory first.
+    Memory that is not pinned crosses the bus through the driver's buffers, for which the host waits
+    until the card has finished all earlier work; then the card waits for the host. So a piece is
+    copied into pinned memory first.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -47,11 +45,11 @@ class Inbox:
 class Outbox:
     """Writes pieces into a result that may be on the host, while the card computes the next piece.
 
-    A piece crosses the bus into pinned memory behind its computation, and is copied to its place
-    when the next piece has been set going: two pinned pieces at a time, and the card never waits
-    for the host's copy.
+    A piece crosses the bus into pinned memory after its computation, and is copied to its place
+    when the next piece has been launched. There are two pinned pieces at a time, and the card never
+    waits for the host's copy.
 
-    finishes  whether pixels are to be those of pictures when they are there: pixel_range.py
+    finishes  whether pixels are converted to those of pictures: pixel_range.py
     """
 
     def __init__(self, out: Tensor, finishes: bool = False) -> None:
@@ -59,7 +57,7 @@ class Outbox:
         self._pending: tuple[Place, Tensor, torch.cuda.Event] | None = None
 
     def put(self, place: Place, piece: Tensor) -> None:
-        """out[place] = piece, by the time of `flush`. The piece may be written to."""
+        """out[place] = piece, done after `flush` at the latest. The piece may be overwritten."""
         if piece.device == self.out.device or piece.device.type != "cuda":
             self.out[place].copy_(piece)
             if self._finishes:
@@ -76,7 +74,7 @@ class Outbox:
         self._write(previous)
 
     def flush(self) -> None:
-        """Wait for what is on its way."""
+        """Wait for the last piece."""
         previous, self._pending = self._pending, None
         self._write(previous)
 
@@ -90,8 +88,7 @@ class Outbox:
 
 
 def touch(part: Tensor) -> None:
-    """Write to every page of a part of a result, rows [..., width]. Memory that is new gets its
-    pages when it is first written, at ten times what the copy takes: better while the host waits
-    for the card anyway.
-    """
+    """Write to every page of a part of a result, rows [..., width]. New memory gets its pages at
+    the first write, which takes ten times as long as the copy; here the host waits for the card
+    anyway."""
     part[..., :: max(1, PAGESIZE // part.element_size())].zero_()

@@ -1,13 +1,13 @@
-"""A video on its way through a causal VAE: bands of it, one after the other, each through all its
-time.
+"""The passage of a video through a causal VAE: in bands, one after the other, each through all
+frames.
 
-Two frames at a time go as deep as they get before the next two start. Each step is a generator over
-pieces of one or two frames. What a causal convolution must remember of earlier frames lives in its
-stage's generator, and is gone when that is. Generators hand their pieces on without keeping them: a
-reference that outlives its use is, at 720p, a third of a gigabyte.
+Two frames at a time go as deep as they can before the next two start. Each step is a generator over
+pieces of one or two frames. The earlier frames that a causal convolution remembers live in its
+stage's generator, and are freed with it. Generators yield their pieces without keeping them,
+because a reference that outlives its use costs a third of a gigabyte at 720p.
 
-Decoded frames leave for the host as they are ready, encoded ones come from it as they are needed.
-Between two pieces the user's interrupt is looked for, and the progress shown.
+Decoded frames leave for the host when they are ready, pixels to encode arrive when they are needed.
+Between two pieces the user's interrupt is checked, and the bar moves.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ Pieces = Iterator[Tensor]
 class Half:
     """An encoder or a decoder of one video, as functions of pieces [1, c, frames, h, w].
 
-    stages  each takes pieces, and which part of an image it is to hand on
-    whole   what sees all of a frame: before a decoder's stages, behind an encoder's
-    fold    pixels of the image, along either side, that are one pixel to its convolutions
-    turned  frames [1, c, t, h, w] from an image's pixels to those of its convolutions, or back
-            where it decodes
+    stages  each takes pieces, and the part of an image to pass on
+    whole   the part that needs whole frames: before a decoder's stages, after an encoder's
+    fold    pixels of the image, on either side, that are one pixel to its convolutions
+    turned  frames [1, c, t, h, w] from an image's pixels to those of its convolutions, or back if
+            it decodes
     """
 
     stages: Sequence[Callable[[Iterable[Tensor], Cut], Pieces]]
@@ -46,12 +46,11 @@ class Half:
 
 @dataclass(frozen=True)
 class VideoPassage:
-    """A decoding or an encoding of one sample after the other.
+    """A decoding or an encoding, one sample after the other.
 
     bands   None: the whole image at once
-    keeps   whether what lies between the bands and the whole stays on the card, or waits on the
-            host
-    device  where it is computed
+    keeps   whether features between the bands and the whole part stay on the card; else on the host
+    device  where it computes
     """
 
     half: Half
@@ -62,9 +61,8 @@ class VideoPassage:
     progress: Progress
 
     def decode(self, x: Tensor, outbox: Outbox, sample: int) -> None:
-        """What the decoder takes, [1, z, t, h, w], becomes the sample of this number in what the
-        outbox fills.
-        """
+        """Decode the input [1, z, t, h, w] into the sample of this number in the outbox's
+        result."""
         features = self.half.whole(x[:, :, start:end] for start, end in spans(self.job.frames))
         if self.bands is None:
             self._deliver(self._through(features, None), None, outbox, sample)
@@ -75,9 +73,8 @@ class VideoPassage:
             self._deliver(self._through(cut, band), band, outbox, sample)
 
     def encode(self, given: Given) -> Pieces:
-        """Pixels [1, 3, t, h, w], on any device -> what the encoder makes of them on the passage's,
-        [1, c, frames, h', w'].
-        """
+        """Encode pixels [1, 3, t, h, w] on any device: pieces [1, c, frames, h', w'] on the
+        passage's."""
         if self.bands is None:
             return self.half.whole(gathered(self._through(self._pixels(given, None), None)))
         return self.half.whole(gathered(self._taken_from(self._features_of_bands(given, self.bands))))
@@ -95,14 +92,14 @@ class VideoPassage:
         outbox.flush()
 
     def _place(self, sample: int, frames: slice, band: Band | None) -> Place:
-        """Where frames of a band lie among the pixels [b, 3, t, h, w]."""
+        """The place of a band's frames among the pixels [b, 3, t, h, w]."""
         sides = [slice(None), slice(None)]
         if band is not None:
             sides[self.job.dim - 3] = slice(*(edge * self.half.fold for edge in band.made))
         return (slice(sample, sample + 1), slice(None), frames, *sides)
 
     def _pixels(self, given: Given, band: Band | None) -> Pieces:
-        """Frames on the device: of all the image, or of what enters a band."""
+        """Frames on the device, of the whole image or of a band's input."""
         inbox = Inbox(self.device)
         for start, end in spans(given.pixels.shape[2]):
             comfy.model_management.throw_exception_if_processing_interrupted()
@@ -116,7 +113,7 @@ class VideoPassage:
     # ----------------------------------------------------------------------------------------------- between bands and whole
 
     def _through(self, pieces: Iterable[Tensor], band: Band | None) -> Pieces:
-        """All stages, one behind the other."""
+        """All stages, one after the other."""
         join = in_pairs if self.job.decodes else gathered
         cuts = [WHOLE] * len(self.half.stages) if band is None else band.cuts
         for stage, cut in zip(self.half.stages, cuts, strict=True):
@@ -124,12 +121,13 @@ class VideoPassage:
         return iter(pieces)
 
     def _entering(self, x: Tensor, band: Band) -> Tensor:
-        """What of the features enters a band, dense: a norm reads no part of an image."""
+        """The part of the features that enters a band, copied because a norm cannot read a strided
+        part."""
         part = x.narrow(self.job.dim, band.enters[0], band.enters[1] - band.enters[0])
         return part.contiguous(memory_format=torch.channels_last_3d)
 
     def _features_of_bands(self, given: Given, bands: list[Band]) -> Tensor:
-        """What the stages make of all frames, [1, c, t, h, w], channels-last."""
+        """The output of the stages for all frames, [1, c, t, h, w], channels-last."""
         whole = self._room(given.begins or given.pixels.dtype)
         for band in bands:
             part = whole.narrow(self.job.dim, band.made[0], band.made[1] - band.made[0])
@@ -151,7 +149,7 @@ class VideoPassage:
         return whole
 
     def _room(self, dtype: torch.dtype) -> Tensor:
-        """For what lies between the bands and the whole, of all frames."""
+        """A tensor for the features of all frames between the bands and the whole part."""
         shape = (1, self.job.inner, self.job.frames, self.job.height, self.job.width)
         where = self.device if self.keeps else "cpu"
         return torch.empty(shape, dtype=dtype, device=where, memory_format=torch.channels_last_3d)
@@ -173,7 +171,7 @@ def spans(frames: int) -> Iterator[tuple[int, int]]:
 
 
 def in_pairs(pieces: Iterable[Tensor]) -> Pieces:
-    """No more than two frames at a time."""
+    """Pieces of two frames at most."""
     for x in pieces:
         box = [x]
         del x
@@ -184,7 +182,7 @@ def in_pairs(pieces: Iterable[Tensor]) -> Pieces:
 
 
 def gathered(pieces: Iterable[Tensor]) -> Pieces:
-    """The very first frame alone, then two at a time; at the end perhaps one."""
+    """The very first frame alone, then two at a time, and perhaps one at the end."""
     waiting: list[Tensor] = []
     first = True
     for x in pieces:

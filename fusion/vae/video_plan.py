@@ -1,5 +1,5 @@
-"""The bands that a frame is cut into so that a causal VAE of videos keeps within a bound of memory,
-and what it needs.
+"""The bands that a frame is cut into so that a causal VAE of videos keeps within a memory limit,
+and the memory that it needs.
 
 A causal convolution remembers the two frames before the ones it computes. At 1280x720 in fp16 a
 frame of 96 channels has 177 MB, and Wan 2.1's decoder has seven such convolutions at that size:
@@ -7,25 +7,23 @@ frame of 96 channels has 177 MB, and Wan 2.1's decoder has seven such convolutio
     remembered, per stage        7 x 2 x 177 MB = 2.5 GB     (the head's included)
                                  6 x 2 x  88 MB = 1.1 GB     192 channels, half the width and height
                                  about            0.7 GB     384 channels at a quarter and an eighth
-    at work, two frames a time   3 x 2 x 177 MB = 1.1 GB     a block's input, what lies between, and
-                                 its output
-    waiting                      4 x     88 MB = 0.35 GB     four frames between two stages, taken
-                                 two by two
+    at work, two frames a time   3 x 2 x 177 MB = 1.1 GB     a block's input, middle and output
+    waiting                      4 x     88 MB = 0.35 GB     four frames between two stages
                                                = 5.7 GB
 
-Nothing of it can be left out or shrunk: recomputing what is remembered would take fourteen frames
-back at each step, and copying it out and in would take longer than computing. But it all is
-proportional to the part of the frame that passes through. So a large frame passes in bands, each
-through all its time before the next begins, and this is exact: a band enters each stage with as
-many more rows or columns as the convolutions behind it look sideways, which get wrong values at the
-cut, one further in with each convolution, and are cut off before they arrive. The attention alone
-sees a whole frame. It runs at the size of the latent, for all frames, before the decoder's bands
-and behind the encoder's.
+None of it can be left out or shrunk: recomputing the remembered frames would mean fourteen frames
+at each step, and copying them out and in would take longer than computing. But all of it is
+proportional to the part of the frame that passes. So a large frame passes in bands, each through
+all frames before the next begins. This is exact: a band enters each stage with as many more rows or
+columns as the following convolutions reach sideways. Values at the cut are wrong, one further in
+with each convolution, and are cut off before they matter. Only the attention needs a whole frame.
+It runs at the size of the latent, for all frames, before the decoder's bands and after the
+encoder's.
 
-The price is the margin: 13 pixels of the latent on either side of a decoder's cut where the
-channels are many and pixels few, 1 where the work is; 12 % more work for 1280x720 in four bands.
-The encoder's margin is widest where its images are (9 pixels of the latent), 18 % in three bands.
-Wan 2.2's weights leave its decoder half the room: ten bands, 69 %.
+The price is the margin: 13 pixels of the latent on either side of a decoder's cut where channels
+are many and pixels few, 1 where the work is; 12 % more work for 1280x720 in four bands. The
+encoder's margin is widest where its images are (9 pixels of the latent), 18 % in three bands. Wan
+2.2's weights leave its decoder half the room: ten bands, 69 %.
 """
 
 from __future__ import annotations
@@ -41,24 +39,27 @@ from .bands import UP, Layer, Span, by_count, convolutions, fewest
 from .memory_limits import IN_ONE_PIECE
 
 PAIR = 2  # frames that pass at a time
-KEPT = 1 << 28  # bytes of features that may stay on the card; where all frames have more, they wait on the host
-MARGIN = 64 << 20  # bytes: weights on their way, what leaves for the host, what allocators round up
-LEAST = 4  # pixels of a latent that a band makes
+# Bytes of features that may stay on the card; if all frames have more, they wait on the host.
+KEPT = 1 << 28
+# bytes: weights in transfer, pixels that leave for the host, rounding of allocators
+MARGIN = 64 << 20
+LEAST = 4  # pixels of a latent that a band makes, at the least
 
 
 @dataclass(frozen=True)
 class Cut:
-    """The part of a stage's result that goes on, along one side of the image. None: all."""
+    """The part of a stage's result that is passed on, along one side of the image. None: all of
+    it."""
 
     dim: int = 4
     span: Span | None = None
 
     def of(self, x: Tensor) -> Tensor:
-        """x [b, c, t, h, w], a view of it."""
+        """That part of x [b, c, t, h, w], a view."""
         return x if self.span is None else x.narrow(self.dim, self.span[0], self.span[1] - self.span[0])
 
     def even(self, x: Tensor) -> Tensor:
-        """The part that a halved output shows: a pixel less where a convolution looks beyond it."""
+        """That part of a halved output: one pixel less if a convolution reached beyond it."""
         x = self.of(x)
         return x if self.span is None else x.narrow(self.dim, 0, x.shape[self.dim] // 2 * 2)
 
@@ -71,12 +72,12 @@ class Profile:
     """A stage's row in the table of a half: its channels, and the layer that leads to the next
     stage.
 
-    blocks     of each residual block: those that its two convolutions see
-    others     those of its entry or exit, a convolution each
-    resample   behind its blocks; None: it is the last one
-    over_time  whether that doubles or halves the frames, too
-    out        of what it hands on
-    shortcut   whether one leads round all of it
+    blocks     channels in and out of each residual block's two convolutions
+    others     input channels of the convolutions at its entry or exit
+    resample   the layer after its blocks; None: it is the last stage
+    over_time  whether that layer doubles or halves the frames, too
+    out        channels of its result
+    shortcut   whether one leads round the whole stage
     """
 
     blocks: tuple[tuple[int, int], ...]
@@ -92,44 +93,44 @@ class Profile:
 
     @property
     def within(self) -> Layer:
-        """Its convolutions before the resampling in one."""
+        """Its convolutions before the resampling as one layer."""
         return convolutions(2 * len(self.blocks) + len(self.others))
 
     @property
     def remembered(self) -> int:
-        """Channels of all that is remembered."""
+        """Channels of all remembered frames."""
         own = sum(into + out for into, out in self.blocks) + sum(-(-c // 8) * 8 for c in self.others)
         return own + (self.blocks[-1][1] if self.over_time else 0)
 
     @property
     def at_work(self) -> int:
-        """Channels of the frames that a block needs at a time, beside what is remembered."""
+        """Channels of the frames that a block needs at a time, without remembered ones."""
         needs = [3 * out if into == out else max(3 * out + into, 2 * (into + out)) for into, out in self.blocks]
         return max(needs) + (self.blocks[0][0] if self.shortcut else 0)
 
 
 @dataclass(frozen=True)
 class Band:
-    """A part of the image along one side: what it makes, what enters, and what each stage hands on."""
+    """A part of the image along one side: its result, its input, and the part that each stage
+    passes on."""
 
     made: Span
     enters: Span
     cuts: tuple[Cut, ...]
-    widths: tuple[int, ...]  # of what each stage computes
+    widths: tuple[int, ...]  # of each stage's computation
 
 
 def band(stages: Sequence[Profile], sizes: Sequence[int], made: Span, dim: int) -> Band:
-    """The band that makes these pixels of the last stage's result. sizes: of each stage's pictures
-    along `dim`.
-    """
+    """The band that makes these pixels of the last stage's result. sizes: of each stage's images
+    along `dim`."""
     leave, cuts, widths = made, [], []
     for k in reversed(range(len(stages))):
         low, high = stages[k].within.needs(leave, sizes[k])
         before = stages[k - 1].resample if k else None
         if before is not None:
             source = before.needs((low, high), sizes[k - 1])
-            # A resampling makes all that it can of what enters: of an upsampled pixel both,
-            # whichever is wanted.
+            # A resampling makes all it can of its input: both pixels of an upsampled one, even if
+            # only one is wanted.
             low = source[0] * before.scale // before.stride
             high = low + before.size(source[1] - source[0])
         cuts.append(Cut(dim, (leave[0] - low, leave[1] - low)))
@@ -144,8 +145,7 @@ def band(stages: Sequence[Profile], sizes: Sequence[int], made: Span, dim: int) 
 
 class Cutting(NamedTuple):
     """bands: how many. kept: bytes of features between them and the attention that stay on the
-    card; where fewer bands fit without, or there are too many, they wait on the host.
-    """
+    card; 0: they wait on the host, because they are too many, or would need more bands."""
 
     bands: int
     kept: int
@@ -153,12 +153,12 @@ class Cutting(NamedTuple):
 
 @dataclass(frozen=True)
 class Work:
-    """One half of a VAE and the image it meets: enough to know what it needs.
+    """One half of a VAE and the latent's size: all that decides how much memory it needs.
 
     stages   first to last
     decodes  whether they go from the latent to the image
     height, width, frames  of the latent
-    image    channels of the image, of a pixel to the convolutions
+    image    channels of the image, as its convolutions see a pixel
     item     bytes of a value
     """
 
@@ -176,7 +176,7 @@ class Work:
         return 4 if self.width >= self.height else 3
 
     def bands(self, count: int) -> list[Band]:
-        """So many bands. What they make is in pixels of the last stage."""
+        """So many bands. Their results are in pixels of the last stage."""
         side, deepest = max(self.height, self.width), len(self.stages) - 1
         sizes = [side << (k if self.decodes else deepest - k) for k in range(len(self.stages))]
         scale = sizes[-1] // side
@@ -189,23 +189,22 @@ class Work:
         return self.stages[0].blocks[0][0] if self.decodes else self.stages[-1].out
 
     def features(self) -> int:
-        """Bytes of what lies between the bands and the attention, for all frames."""
+        """Bytes of the features between the bands and the attention, for all frames."""
         return self.inner * self.height * self.width * self.frames * self.item
 
     def peak(self, count: int) -> int:
-        """Bytes needed at a time with so many bands, without the weights and, of several bands, the
-        features.
-        """
+        """Most bytes at a time with so many bands, without the weights, and with several bands
+        without the features."""
         pixels = self.inner * self.height * self.width * self.item
         pair, remembered = (1, 0) if self.frames == 1 else (PAIR, 5 * PAIR * pixels)
         tokens = self.height * self.width
-        # A block's, or the attention's, which takes one frame after another.
+        # The need of a block, or of the attention, which takes one frame after another.
         middle = 8 * pair * pixels + scratch_bytes(tokens, tokens, self.inner)
         most = max(self._peak(band) for band in self.bands(count))
         return MARGIN + (remembered + max(middle, most) if count == 1 else max(remembered + middle, most))
 
     def _peak(self, band: Band) -> int:
-        """Bytes that the stages need at a time for a band."""
+        """Most bytes at a time in the stages, for a band."""
         other, deepest, alone = min(self.height, self.width), len(self.stages) - 1, self.frames == 1
         areas = [width * (other << (k if self.decodes else deepest - k)) for k, width in enumerate(band.widths)]
         pair = 1 if alone else PAIR
@@ -224,21 +223,21 @@ class Work:
                 waiting += made
             elif not stage.up and k < deepest:
                 waiting += pair * stage.out * area // 4
-        # What leaves, or enters, in the host's type beside the card's.
+        # The pixels that leave or enter, on the card, and in the host's type.
         image = areas[-1 if self.decodes else 0] * pair * self.image
         return (remembered + most) * self.item + image * (self.item + 8)
 
     def count(self, room: int, features: int) -> int:
-        """The least number of bands that keeps within `room` bytes; the most there can be where
-        none does.
+        """The least number of bands that keeps within `room` bytes; the most possible if there is
+        none.
 
-        features: bytes of them that are kept on the card where there are several bands.
+        features: bytes of them that stay on the card if there are several bands.
         """
         most = max(self.height, self.width) // LEAST
         return fewest(lambda n: self.peak(n) + (features if n > 1 else 0), most, room)
 
     def cut(self, room: int) -> Cutting:
-        """How a video keeps within so many bytes in use."""
+        """The number of bands with which a video keeps within so many bytes."""
         count, features = self.count(room, 0), self.features()
         stays = count > 1 and features <= KEPT and self.count(room, features) == count
         return Cutting(count, features if stays else 0)
@@ -248,6 +247,6 @@ class Work:
         return int(IN_ONE_PIECE * (self.peak(cut.bands) + cut.kept))
 
     def cut_into(self, bands: int) -> Cutting:
-        """So many bands, whatever they take."""
+        """So many bands, regardless of memory."""
         features = self.features()
         return Cutting(bands, features if bands > 1 and features <= KEPT else 0)
