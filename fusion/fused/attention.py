@@ -1,8 +1,9 @@
 """Attention of a stock model through our op, by the hook that stock offers for it.
 
-Stock asks `transformer_options["optimized_attention_override"]` before each attention. The override belongs to one loaded
-model, with that model's policy; two models in one graph do not meet. It answers as stock's `attention_pytorch` does.
-What it does not serve goes back to stock's function, with the reason in the ledger.
+Stock calls `transformer_options["optimized_attention_override"]` for each attention. The override
+belongs to one loaded model, with that model's policy, so two models in one graph do not meet. It
+answers as stock's `attention_pytorch` does. A call that it does not serve goes back to stock's
+function, with the reason in the ledger.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from .block import HandBack, wrong_type
 
 HOOK = "optimized_attention_override"
 STOCK = "attention_pytorch"
-# Keyword arguments whose meaning is known. `attn_precision` and `low_precision_attention` are ignored, as
-# attention_pytorch ignores them: softmax is fp32 here in any case.
+# Keyword arguments with a known meaning. `attn_precision` and `low_precision_attention` are
+# ignored, as attention_pytorch does, because softmax is fp32 here in any case.
 KNOWN = {"scale", "enable_gqa", "transformer_options", "low_precision_attention", "_inside_attn_wrapper"}
 OFF = "attention is switched off for this model"
 
@@ -31,10 +32,12 @@ HAND_BACK = HandBack("attention", "the hook", "this model's attention", "serve i
 
 
 class StockCall:
-    """A call of stock's attention, by name.
+    """A call of stock's attention, with named arguments.
 
-    q, k, v              [batch, tokens, heads * d], or with `skip_reshape` [batch, heads, tokens, d]
-    skip_output_reshape  whether the answer is [batch, heads, tokens, d], and not [batch, tokens, heads * d]
+    q, k, v              [batch, tokens, heads * d], or with `skip_reshape` [batch, heads, tokens,
+                         d]
+    skip_output_reshape  the answer is [batch, heads, tokens, d] instead of [batch, tokens, heads *
+                         d]
     """
 
     def __init__(
@@ -59,7 +62,7 @@ class StockCall:
 
     @property
     def tokens(self) -> int:
-        """How many tokens q has."""
+        """Number of tokens of q."""
         return self.q.shape[-2]
 
     @property
@@ -73,7 +76,7 @@ class StockCall:
         return f"the model passes {', '.join(sorted(self.others.keys() - KNOWN))}, which this version does not know"
 
     def operands(self) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k, v as our op takes them, [batch, tokens, heads, d]: views."""
+        """Views of q, k, v as our op takes them, [batch, tokens, heads, d]."""
         parts = (self.q, self.k, self.v)
         if self.skip_reshape:
             q, k, v = (t.transpose(1, 2) for t in parts)
@@ -85,14 +88,14 @@ class StockCall:
         return q, k, v
 
     def broadcast_mask(self) -> Tensor | None:
-        """The mask, so that it broadcasts to [batch, heads, tokens, tokens]."""
+        """The mask in a shape that broadcasts to [batch, heads, tokens, tokens]."""
         mask = self.mask
         if mask is None:
             return None
         return mask[None, None] if mask.ndim == 2 else mask[:, None] if mask.ndim == 3 else mask
 
     def answer(self, out: Tensor) -> Tensor:
-        """Our op's [batch, tokens, heads, d], as stock was asked for it."""
+        """Our op's output [batch, tokens, heads, d] in the shape that stock asked for."""
         return out.transpose(1, 2) if self.skip_output_reshape else out.flatten(2)
 
 
@@ -105,11 +108,11 @@ class AttentionOverride:
 
     @property
     def yields(self) -> bool:
-        """Whether an attention that a layer names goes before it."""
+        """Whether it steps back for an attention that a layer names."""
         return self._mode != "on"
 
     def __call__(self, stock: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
-        """By stock's function, its arguments as they came, or by our op."""
+        """Stock's attention, by our op, or by stock's function with the same arguments."""
         call = StockCall(*args, **kwargs)
         reason = self._obstacle(stock, call)
         if reason is not None:
@@ -131,21 +134,21 @@ class AttentionOverride:
 
 
 def wrong_tensor(q: Tensor) -> str | None:
-    """Why our op serves no such queries, in words a user understands."""
+    """Why our op does not serve such queries, in words a user understands; None: it does."""
     return wrong_type(q) if q.is_cuda else f"tensor is on the {q.device.type.upper()}"
 
 
 def for_heads(policy: KernelPolicy, size: int) -> KernelPolicy:
-    """The policy for attention with heads of so many elements. Where no kernel of ours has such heads and kernels are "on", all
-    else is ours all the same, and attention is torch's: the ledger says why."""
+    """The policy for attention with heads of so many elements. If our kernels have no such heads
+    and kernels are "on", only attention is left to torch, and the ledger says why."""
     if size in HEADS or policy.mode("attention") != "on":
         return policy
     return replace(policy, ops=(*policy.ops, ("attention", "auto")))
 
 
 def install(model: Any, policy: KernelPolicy) -> None:
-    """Put the override into a stock MODEL (a `ModelPatcher`), and the policy where the blocks find it. Clones of the model
-    carry both; other models do not see them."""
+    """Put the override into a stock MODEL (a `ModelPatcher`), and the policy where its blocks find
+    it. Clones of the model carry both; other models do not see them."""
     options = model.model_options.setdefault("transformer_options", {})
     options[HOOK] = AttentionOverride(policy)
     options[POLICY] = policy

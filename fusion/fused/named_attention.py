@@ -1,13 +1,16 @@
-"""The attention that a layer's file asks for, by name, where ComfyUI knows of such.
+"""The attention that a layer's file names, in versions of ComfyUI that support it.
 
-A file may have a tensor `<layer>.comfy_attention.config`, text as bytes. By it stock gives the layer a `comfy_attention` with the
-function that is named, if this machine can run it, and hands that to its attention function as `preferred_attention`. Stock takes
-any override before it, and does not tell the override. So
+A file may have a tensor `<layer>.comfy_attention.config`, text as bytes. By it stock gives the
+layer a `comfy_attention` with the named function, if this machine can run it, and passes that to
+its attention function as `preferred_attention`. Stock prefers any override to it, and does not tell
+the override. So
 
-    fused blocks hand on what the layer names, as stock's do (`told`)
-    ours is no override in a call of a network one of whose layers names a function, unless the policy insists (`attach`)
+- fused blocks pass on what the layer names, as stock's do (`told`);
+- our override is removed for calls of a network in which a layer names a function, unless the
+  policy insists (`attach`).
 
-A LoRA may bring such a tensor too: stock then puts another `comfy_attention` in the layer's place, so it is asked at each call.
+A LoRA may bring such a tensor, too: stock then replaces the layer's `comfy_attention`, so the layer
+is asked at each call.
 """
 
 from __future__ import annotations
@@ -23,15 +26,16 @@ from torch import nn
 from ..base.hooks import NAMED_ATTENTION
 from ..stream.model_call import PLACES
 
-NAME = "comfy_attention"  # of a layer's module
-PLACE = PLACES.index("transformer_options")  # among a call's arguments, where they are given by place
+NAME = "comfy_attention"  # name of a layer's module
+PLACE = PLACES.index("transformer_options")  # of the argument in a call by position
 IS_KNOWN = hasattr(comfy.ldm.modules.attention, "ComfyAttention")
 
 _layers: weakref.WeakKeyDictionary[nn.Module, list[dict[str, Any]]] = weakref.WeakKeyDictionary()
 
 
 def another_is_preferred(modules: Mapping[str, Any], before: Sequence[Any]) -> bool:
-    """Whether a module's children are the same as before, up to what attention they ask for."""
+    """Whether a module's children are the same as before, except for the attention that they ask
+    for."""
     pairs = zip(modules.items(), before, strict=False)
     return len(modules) == len(before) and all(
         now is was or (name == NAME and type(now) is type(was) and not now._parameters and not now._modules)
@@ -40,7 +44,8 @@ def another_is_preferred(modules: Mapping[str, Any], before: Sequence[Any]) -> b
 
 
 def told(module: Any) -> Mapping[str, Any]:
-    """What an attention function is told of the layer that calls it. Nothing where ComfyUI's layers name none."""
+    """Keyword arguments that tell an attention function about the calling layer; empty if ComfyUI's
+    layers name no attention."""
     named = module._modules.get(NAME)
     return {} if named is None else {"preferred_attention": named}
 
@@ -54,14 +59,15 @@ def is_named(net: nn.Module) -> bool:
 
 
 def attach(options: dict[str, Any], hook: str) -> None:
-    """Let our override step back where layers name their own attention. options: the transformer_options of a stock MODEL."""
+    """Let our override step back where layers name their own attention. options: the
+    transformer_options of a stock MODEL."""
     if IS_KNOWN:
         kind = comfy.patcher_extension.WrappersMP.APPLY_MODEL
         options.setdefault("wrappers", {}).setdefault(kind, {})[NAMED_ATTENTION] = [_Around(hook)]
 
 
 class _Around:
-    """One call of the model, as stock's wrappers have it."""
+    """Wraps one call of the model, as stock's wrappers do."""
 
     def __init__(self, hook: str) -> None:
         self._hook = hook

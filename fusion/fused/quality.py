@@ -1,8 +1,9 @@
-"""What the quality `auto` comes to for one model on its card: which numbers are multiplied, and how sums are added.
+"""The meaning of the quality `auto` for one model on its card: which numbers are multiplied, and
+how sums are added.
 
-`auto` computes as the file is stored. The answer is a property of three things: the storage that most of the model's bytes have,
-the card, and whether a family of ours computes the blocks. It is told in the estimate, the plan and the report, and the estimate
-reckons by it.
+`auto` computes as the file is stored. The answer depends on three things: the storage of most of
+the model's bytes, the card, and whether one of our families computes the blocks. Estimate, plan and
+report state it, and the estimate uses it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ FLOAT8 = ("F8_E4M3", "F8_E5M2")
 
 
 class AsStored(Enum):
-    """How `auto` computes: its name for the page's words, the words of texts, and by which rates it is reckoned."""
+    """How `auto` computes: its name for the page, its words in texts, and the rates that the
+    estimate takes."""
 
     INT8 = "as stored, INT8 products, FP32 sums in attention", card_rates.STORED
     INT8_ASKS_FP16 = "INT8 weights made FP16, as the file asks, FP32 sums", "precise"
@@ -41,7 +43,8 @@ class AsStored(Enum):
 
 
 def resolved(model: Any) -> AsStored | None:
-    """What `auto` comes to for a stock MODEL; None: another quality, or no policy of ours."""
+    """The meaning of `auto` for a stock MODEL; None: it has another quality, or no policy of
+    ours."""
     policy = policy_of_model(model)
     if policy is None or policy.is_off or policy.precision != "auto":
         return None
@@ -49,7 +52,7 @@ def resolved(model: Any) -> AsStored | None:
 
 
 def as_stored(model: Any, policy: KernelPolicy) -> AsStored:
-    """The same for any quality: what `auto` would come to."""
+    """The meaning that `auto` would have, for a model of any quality."""
     stream = getattr(model.model, STREAM, None)
     if not isinstance(stream, BlockStream) or not stream.family:
         return AsStored.STOCK
@@ -74,13 +77,15 @@ def _of_int8(stream: BlockStream, policy: KernelPolicy, device: Any) -> AsStored
 
 
 def rates_of_policy(model: Any, policy: KernelPolicy) -> str:
-    """By whose rates a streamed MODEL of a family is reckoned under a policy: a precision, `stored` or ComfyUI's."""
+    """The key of the rates that a streamed MODEL of a family is estimated with: a precision,
+    `stored` or ComfyUI's."""
     found: str = as_stored(model, policy).rates if policy.precision == "auto" else policy.precision
     return found
 
 
 def policy_words(policy: KernelPolicy, model: Any = None) -> str:
-    """In the words of the nodes: `kernels auto, precise`, and of `auto` what it comes to for a MODEL."""
+    """The policy in the nodes' words, such as `kernels auto, precise`, with the meaning of `auto`
+    for a MODEL."""
     found = None if model is None else resolved(model)
     tier = policy.precision if found is None else f"{policy.precision}: {found.words}"
     others = ", ".join(f"{op} {mode}" for op, mode in policy.ops)
