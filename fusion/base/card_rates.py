@@ -1,8 +1,10 @@
-"""What cards do in a second: measured where a card of the name was, else predicted from the kernels' machine code, else unknown.
+"""Operations and bytes that cards manage in a second: measured for cards of that name, or predicted
+from the kernels' machine code, or unknown.
 
-`card_rates.json` beside this is written from bench/results (`python bench report`): of measured cards what their
-kernels' rows say, of the GeForce generations shares of the tensor cores' peak (bench/turing). A card's own peak follows from what
-its driver tells: multiprocessors, clock, memory. Standard library only: the bench writes the file.
+`card_rates.json` next to this file is written from bench/results (`python bench report`). It has
+rates of measured cards from the rows of their kernels, and for GeForce generations shares of the
+tensor cores' peak (bench/turing). A card's own peak follows from what its driver tells:
+multiprocessors, clock, memory. Standard library only, because the bench writes the file.
 """
 
 from __future__ import annotations
@@ -19,17 +21,19 @@ from typing import Any
 from .cost import Cost
 
 FILE = Path(__file__).with_name("card_rates.json")
-STOCK = "stock"  # who computes where our kernels are off; else the name of a precision
-# `auto` with a file of 8-bit numbers: those are multiplied, and attention is as `precise` computes it.
+STOCK = "stock"  # computed by ComfyUI, with our kernels off; other keys are precisions
+# `auto` with a file of 8-bit numbers, which are multiplied as such; attention is as with `precise`.
 STORED = "stored"
-# GeForce cards of these generations: operations of a multiprocessor's tensor cores in a clock, FP16 with sums in FP16; with FP32
-# sums half as many. By NVIDIA's whitepapers on Turing, GA102 and Ada.
+# Operations of a multiprocessor's tensor cores in a clock, on GeForce cards of these generations:
+# FP16 with sums in FP16; half as many with FP32 sums. By NVIDIA's whitepapers on Turing, GA102 and
+# Ada.
 PER_CLOCK = 1024.0
-BUS = 12.3e9  # bytes per second of pinned copies over PCIe 3 with 16 lanes, or 4 with 8: assumed until it was measured
+# Bytes per second of pinned copies over PCIe 3 with 16 lanes, or 4 with 8: assumed until measured.
+BUS = 12.3e9
 
 
 class Source(Enum):
-    """Where seconds are from, the best first."""
+    """The origin of seconds, the best first."""
 
     MEASURED = "measured here"
     SCALED = "from a run here at another size"
@@ -39,8 +43,8 @@ class Source(Enum):
 
 @dataclass(frozen=True)
 class Rates:
-    """Operations per second of products and attention, bytes per second of memory and bus. own: of self attention, where that is
-    another rate than that of attention to a prompt."""
+    """Operations per second of products and attention, bytes per second of memory and bus. own: of
+    self-attention, if its rate differs from that of attention to a prompt."""
 
     gemm: float
     attention: float
@@ -51,7 +55,8 @@ class Rates:
 
 @dataclass(frozen=True)
 class Passes:
-    """Bytes that everything but products and attention moves, for each element of x and of the feed-forward's hidden values."""
+    """Bytes that everything except products and attention moves, for each element of x and of the
+    feed-forward's hidden values."""
 
     width: float
     hidden: float
@@ -59,7 +64,8 @@ class Passes:
 
 @dataclass(frozen=True)
 class Card:
-    """As its driver tells. clock: of the multiprocessors, in Hz; memory: bytes per second."""
+    """A card as its driver describes it. clock: of the multiprocessors, in Hz; memory: bytes per
+    second."""
 
     name: str
     capability: tuple[int, int]
@@ -76,8 +82,8 @@ def known() -> Mapping[str, Any]:
 
 
 def rates_of(card: Card, who: str, width: int) -> tuple[Rates, Passes, Source] | None:
-    """who: `STOCK`, `STORED` or a precision. width: of the model's x, by which products of a measured card are chosen.
-    None: nobody knows."""
+    """The rates of a card, or None if they are unknown. who: `STOCK`, `STORED` or a precision.
+    width: of the model's x, which selects the products of a measured card."""
     measured = known()["measured"].get(card.name)
     if measured is not None:
         return *_measured(measured[STOCK if who == STOCK else "ours"], width), Source.CARD
@@ -88,14 +94,14 @@ def rates_of(card: Card, who: str, width: int) -> tuple[Rates, Passes, Source] |
 
 
 def _measured(rows: Mapping[str, Any], width: int) -> tuple[Rates, Passes]:
-    """Of the widths that were measured the nearest."""
+    """The rates at the nearest width that was measured."""
     of = min(rows["by width"], key=lambda row: abs(math.log(row["width"] / max(width, 1))))
     rates = Rates(of["gemm"], rows["attention to a prompt"], of["memory"], rows["bus"], rows["self attention"])
     return rates, Passes(*rows["passes"])
 
 
 def _predicted(card: Card, who: str, shares: Mapping[str, float]) -> Rates:
-    """`auto` takes torch's where that is faster."""
+    """Predicted rates. torch's attention and cuBLAS' products count where they are faster."""
     half = card.multiprocessors * PER_CLOCK * card.clock
     full, memory = half / 2, card.memory * known()["reached"]
     torchs, cublas = full * shares["attention torch"], full * known()["cublas"]
@@ -104,15 +110,16 @@ def _predicted(card: Card, who: str, shares: Mapping[str, float]) -> Rates:
     sums = "precise" if who in ("precise", STORED) else "fast"
     peak = full if sums == "precise" else half
     gemm, attention = max(peak * shares[f"gemm {sums}"], cublas), peak * shares[f"attention {sums}"]
-    if who in ("turbo", STORED):  # products of 8-bit numbers are told as a share of the peak with FP32 sums
+    # products of 8-bit numbers are given as a share of the peak with FP32 sums
+    if who in ("turbo", STORED):
         gemm = max(full * shares["gemm turbo"], gemm)
-    if who == "turbo":  # as its attention is
+    if who == "turbo":  # its attention is in 8 bits, too
         attention = full * shares["attention turbo"]
     return Rates(gemm, max(attention, torchs), memory, BUS)
 
 
 def compute_seconds(cost: Cost, rates: Rates, passes: Passes) -> float:
-    """One forward of one prompt, with all weights in their place."""
+    """Seconds for one forward of one prompt, with all weights in their place."""
     attention = cost.own / (rates.own or rates.attention) + (cost.attention - cost.own) / rates.attention
     moved = cost.elements * passes.width + cost.hidden * passes.hidden
     return cost.gemm / rates.gemm + attention + moved / rates.memory

@@ -1,4 +1,5 @@
-"""What one forward of a network costs, whatever computes it. Standard library only: the bench reads it beside no torch."""
+"""The cost of one forward of a network, independent of who computes it. Standard library only,
+because the bench reads it without torch."""
 
 from __future__ import annotations
 
@@ -7,12 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one prompt.
+    """The cost for one prompt.
 
     gemm, attention   operations in matrix products (or convolutions), and in attention
     weights           bytes of the blocks' weights in FP16
-    own               of attention's operations, those of the latent's tokens among themselves; the rest look at the prompt
-    elements, hidden  elements of x that pass through blocks, each counted once a block, and of the feed-forward's hidden values
+    own               the part of attention's operations that is among the latent's tokens; the rest
+                      looks at the prompt
+    elements, hidden  elements of x that pass through blocks, counted once for each block, and of
+                      the feed-forward's hidden values
     width             of x
     """
 

@@ -1,4 +1,5 @@
-"""What a loader refuses a file for, and a streamed model a use, in words that name the thing and the remedy."""
+"""The errors with which a loader refuses a file and a streamed model a use. Their words name the
+thing and the remedy."""
 
 from __future__ import annotations
 
@@ -10,23 +11,24 @@ from . import file_formats
 class WrongFile(ValueError):
     """A sound file in the wrong place, or one that lacks what its kind must have."""
 
-    __module__ = "fusestream"  # what ComfyUI shows before the message: not a path of the user's disk
+    # ComfyUI shows this before the message, instead of a path of the user's disk
+    __module__ = "fusestream"
 
 
 class NotStreamable(WrongFile):
-    """A model that stock may well run, but whose weights cannot be streamed."""
+    """A model that stock may be able to run, but whose weights cannot be streamed."""
 
     __module__ = "fusestream"
 
 
 class WrongInput(ValueError):
-    """What a node is given and cannot serve, told with what to give it instead."""
+    """An input that a node cannot serve. The message says what to give it instead."""
 
     __module__ = "fusestream"
 
 
 class NotWhileStreaming(RuntimeError):
-    """Something that needs all of a model's weights at once."""
+    """A use that needs all of a model's weights at once."""
 
     __module__ = "fusestream"
 

@@ -1,8 +1,9 @@
-"""The seam: what a family of models is to the rest of the house.
+"""The seam between a family of models and the rest of the house.
 
-A model that no family knows loads and streams all the same, and stock computes it. A family adds kernels to that, and what it knows
-about its files; nothing else asks for a model by name. Everything here is cheap to import: whoever lists nodes reads it, so what
-needs torch's kernels or ComfyUI's classes is imported in the functions.
+A model without a family loads and streams, too, and stock computes it. A family adds kernels and
+knowledge of its files; no other code asks for a model by name. Everything here is cheap to import,
+because it is read when nodes are listed. So functions import what needs torch's kernels or
+ComfyUI's classes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 
 
 class Role(Enum):
-    """What a model is in a graph, and which node loads it: both as they stand in a message."""
+    """The part that a model has in a graph, and the node that loads it, in the words of
+    messages."""
 
     DIFFUSION = "diffusion model", "FuseStream Diffusion Model Loader"
     TEXT = "text encoder", "FuseStream Text Encoder Loader"
@@ -39,7 +41,7 @@ class Role(Enum):
 
     @property
     def told_by(self) -> Role:
-        """The role of the part that tells what a file is: a checkpoint is looked at as its diffusion model."""
+        """The role that identifies a file: a checkpoint is identified by its diffusion model."""
         return Role.DIFFUSION if self is Role.CHECKPOINT else self
 
 
@@ -49,11 +51,11 @@ Shape = tuple[int | None, ...]  # None: a size that differs from model to model
 
 @dataclass(frozen=True)
 class Expected:
-    """What a family expects in a file that is one of its own.
+    """What a family expects in one of its files.
 
-    tensors   that no sound file lacks, by name, with their shapes; None: whatever shape
-    faults    what is wrong with it besides, in words that go on after the file's name
-    doubts    what no published model has, in such words: a warning
+    tensors   in every sound file, by name, with their shapes; None: any shape
+    faults    other faults of the file, in words that follow the file's name
+    doubts    differences from all published models, in such words, for a warning
     """
 
     tensors: Mapping[str, Shape | None]
@@ -63,37 +65,45 @@ class Expected:
 
 @dataclass(frozen=True)
 class Family:
-    """
+    """One family of models. Functions are described by their results.
+
     name        in messages, ledger and report: "Wan" makes "a Wan diffusion model"
-    covers      which models, and what is fused of them: for a user, in the table of supported models
+    covers      models, and what is fused of them, for the users' table of supported models
     recognises  whether a file is of this family, by names, shapes and metadata
-    fuse        let stock's modules compute through our ops, in place; returns how many blocks do. It gets the network of a
-                diffusion model, the model of a text encoder, stock's object of a VAE
-    ops         what the Kernels nodes can switch of it
-    types       of a diffusion model, the types in which its blocks can be ours, by torch's names
-    blocks      of a network, by name, in the order in which they run; None: found by themselves
-    cost        of a diffusion model, what a forward of one prompt costs, of (network, shape of the latent); None: not counted
-    need        bytes that a step's activations take, of (network, shape of the latent, its type), or None where
-                stock's reckoning is to hold; None: always stock's
-    in_pieces   of a diffusion model, whether its blocks compute what lies between two products in smaller pieces where
-                `patcher/vram_estimate.py` asks for it. Its need has `CHUNK_BYTES` of that
-    options     of a text encoder, stock's model_options as the file tells them
-    kind        of a text encoder's file, the name of stock's CLIPType that it is for, where the file tells
-    expects     what must be in a file, told from its header; None: that shows when stock has built the model
-    renames     of a file in a layout that stock does not know: from its names to stock's; it returns None for other files
-    spelling    of a VAE's file in another layout that stock knows too: what stock calls its tensors, of their names
-    borrows     what stock wants and a file lacks, out of others that the user has, by name. It gets the file's header and the
-                paths of the others, and raises `WrongFile` where none has it
-    vaes        of a diffusion model, the published VAE by the channels of the latents that it goes with
-    reads       of a diffusion model, how wide its network takes a prompt's tokens, and the published text encoder that makes them
-                so where it is known, with its type in our loader where it has one; None: nobody can tell
-    idle        of a text encoder that is fused, how many of its last blocks no encoding calls on a device, as the model is asked by
-                default. They stream from their first call on
-    specimens   what of stock's networks its code stands for, held against stock's before anything is fused
-                (`compatibility/`); None: nothing of stock's is replaced
+    fuse        lets stock's modules compute through our ops, in place; the number of blocks that
+                do. It gets the network of a diffusion model, the model of a text encoder, or
+                stock's object of a VAE
+    ops         the ops that the Kernels nodes can switch for it
+    types       diffusion model: types in which its blocks can be ours, by torch's names
+    blocks      of a network, by name, in the order in which they run; None: found automatically
+    cost        diffusion model: cost of a forward of one prompt, from (network, shape of the
+                latent); None: not counted
+    need        bytes that a step's activations take, from (network, shape of the latent, its type),
+                or None if stock's estimate holds; None: always stock's
+    in_pieces   diffusion model: whether its blocks compute hidden values in smaller pieces when
+                `patcher/vram_estimate.py` asks for it. `need` counts `CHUNK_BYTES` for them
+    options     text encoder: stock's model_options as the file tells them
+    kind        text encoder: name of the CLIPType that the file is for, if the file tells
+    expects     the required contents of a file, from its header; None: faults show when stock
+                builds the model
+    renames     from the file's names to stock's, for a layout that stock does not know; None for
+                other files
+    spelling    VAE: stock's names for the tensors of a file in another layout that stock knows,
+                from the file's names
+    borrows     tensors, by name, that stock needs and a file lacks, from the user's other files. It
+                gets the file's header and the paths of the others, and raises `WrongFile` if none
+                has them
+    vaes        diffusion model: the published VAE, by the channels of its latents
+    reads       diffusion model: width of a prompt's tokens in its network, and the published text
+                encoder for it if known, with its type in our loader if it has one; None: not known
+    idle        fused text encoder: number of its last blocks that no encoding calls on a device
+                with the model's default taps. They stream from their first call on
+    specimens   the parts of stock's networks that its code replaces, compared with stock's before
+                anything is fused (`compatibility/`); None: it replaces nothing
     aside       why ComfyUI computes all of it here, in a sentence; None: it does not
-    doubts      of a diffusion model, what of the prompts it will not use, or lacks: of (stock's model, its patches' keys, the
-                prompts as stock's dictionaries), in a sentence that goes on after the file's name; None: nothing
+    doubts      diffusion model: inputs of the prompts that it will not use, or lacks, from (stock's
+                model, its patches' keys, the prompts as stock's dictionaries), in a sentence that
+                follows the file's name; None: there are none
     """
 
     name: str
@@ -122,5 +132,5 @@ class Family:
 
     @property
     def words(self) -> str:
-        """As it stands in a message: a Wan diffusion model."""
+        """The words of messages: Wan diffusion model."""
         return f"{self.name} {self.role.words}"

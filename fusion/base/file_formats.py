@@ -1,5 +1,5 @@
-"""Who reads which format of files, told by the file's name: stock, FuseStream, or both. And what a user is told to do where weights
-cannot stream, which depends on that."""
+"""Formats of files by name: which of them stock reads, FuseStream, or both; and the remedy for
+weights that cannot stream, which depends on that."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 OURS_ALONE = (".gguf",)
 HEADED = (".safetensors", ".sft", *OURS_ALONE)
-# Of a model that cannot stream, and of a use that streaming does not allow.
+# Remedies for a model that cannot stream, and for a use that streaming does not allow.
 AS_STOCK = "Set vram_budget to 0 to load it as stock does."
 OTHER_FILE = "ComfyUI reads no GGUF files, so there is no other way to load it: get the model as a .safetensors file."
 AS_STOCK_FOR_THAT = "Set vram_budget to 0 in its FuseStream loader for that."
@@ -23,7 +23,7 @@ STREAMS_ALONE = (
 
 
 def has_header(path: str | PathLike[str]) -> bool:
-    """Whether the file is of a format that tells what is in it. Others (.pt, .pth) stock reads itself."""
+    """Whether the file's format has a header. Stock reads the other formats (.pt, .pth) itself."""
     return Path(path).suffix.lower() in HEADED
 
 
@@ -43,5 +43,6 @@ def instead_of_streaming(path: str | PathLike[str]) -> str:
 
 
 def refusal(path: str | PathLike[str], vram_budget: float) -> str | None:
-    """Why a file cannot be loaded with this budget, in words that go on after its name; None: by its format it can."""
+    """Why a file cannot be loaded with this budget, in words that follow its name; None: its format
+    allows it."""
     return STREAMS_ALONE if vram_budget == 0 and is_ours_alone(path) else None

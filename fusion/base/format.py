@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-# What loaders call the precisions of a `KernelPolicy`: the default first, then permissions, each beyond the one before.
+# The loaders' names for the precisions of a `KernelPolicy`: the default first, then each permits
+# more than the one before.
 QUALITIES = {"auto": "auto", "Exact": "precise", "Balanced": "fast", "Fastest": "turbo"}
 
 
 def quality(precision: str) -> str:
-    """What loaders call this precision."""
+    """The loaders' name for this precision."""
     return next(name for name, one in QUALITIES.items() if one == precision)
 
 
 def counted(count: int, one: str, many: str = "") -> str:
-    """`1 pack`, `3 packs`; many: where it takes more than an s."""
+    """`1 pack`, `3 packs`. many: the plural, if it is not formed with an s."""
     return f"{count} {one}" if count == 1 else f"{count} {many or one + 's'}"
 
 
 def took(seconds: float) -> str:
-    """Time for people: `0.45 s`, `38 s`, `8 min`, `2 h 5 min`."""
+    """Seconds for people: `0.45 s`, `38 s`, `8 min`, `2 h 5 min`."""
     if seconds < 9.95:
         return f"{seconds:.2g} s"
     if round(seconds) < 120:

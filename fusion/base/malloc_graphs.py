@@ -1,9 +1,11 @@
-"""The Comfy Compiler's recording of memory, where ComfyUI has one: paused while weights arrive, and nothing of ours captured in it.
+"""The Comfy Compiler's recording of allocations, in versions of ComfyUI that have it: it is paused
+while weights arrive, and our captures do not happen inside of it.
 
-From about 0.34 on some networks (MiniMax H3, LTX-2, Qwen-Image 2.1, language models that write) record in which order a block takes
-memory, and give the next block the same places. What is taken meanwhile and outlives the block would be given to another one: the
-process ends. Weights that stream outlive blocks, so they arrive while the recording is paused. Nor is a call captured as a graph of
-ours within it: that would hold places which are given away.
+From about 0.34 on some networks (MiniMax H3, LTX-2, Qwen-Image 2.1, language models that write)
+record the order of a block's allocations, and give the next block the same addresses. An allocation
+that outlives the block would be given to another one, and the process ends. Streamed weights
+outlive blocks, so they arrive while the recording is paused. Nor is a call captured as our graph
+meanwhile, because the graph would hold addresses that are given away.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ _paused = threading.local()
 
 
 def is_recording() -> bool:
-    """Whether ComfyUI records what this thread takes of memory now."""
+    """Whether ComfyUI records this thread's allocations now."""
     graphs = getattr(_prefetch, "MALLOC_GRAPHS", None)
     if not graphs:
         return False
@@ -38,7 +40,7 @@ def is_recording() -> bool:
 
 
 def paused() -> contextlib.AbstractContextManager[Any]:
-    """For this time what this thread takes of memory is not recorded. Within itself it does nothing more."""
+    """Pause the recording of this thread's allocations. Nested uses have no effect."""
     return _nothing if _pause is None or getattr(_paused, "now", False) or not is_recording() else _Paused(_pause())
 
 

@@ -1,7 +1,7 @@
-"""Which ComfyUI the pack needs, and what is said by one that is older.
+"""Which ComfyUI the pack needs, and the message for an older one.
 
-Asked before anything of ComfyUI's is used: what an older one lacks would else be found out node by node, by errors that name an
-argument of somebody's function.
+Checked before anything of ComfyUI's is used. Otherwise an older one would fail node by node, with
+errors that name an argument of some function.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ import re
 from pathlib import Path
 
 OLDEST = "0.30"
-RUN_WITH = ("0.30.0", "0.33.0")  # whole, with the tests of this pack: docs/comfyui-versions.md has what they found
+# All of these ran the pack's tests: docs/comfyui-versions.md has the results.
+RUN_WITH = ("0.30.0", "0.33.0")
 
 
 class OldComfyUI(ImportError):
-    """ComfyUI puts the words behind the name of the pack, and goes on without it."""
+    """ComfyUI shows the words after the name of the pack, and goes on without it."""
 
     __module__ = "fusestream"
 
 
 def version() -> str | None:
-    """Of the ComfyUI that we run in; None: it does not tell, or there is none."""
+    """The version of the running ComfyUI; None: it does not tell, or there is none."""
     try:
         return str(importlib.import_module("comfyui_version").__version__)
     except (ImportError, AttributeError):
@@ -30,20 +31,20 @@ def version() -> str | None:
 
 
 def version_of(folder: Path) -> str | None:
-    """Of the ComfyUI in a folder; None: it does not tell."""
+    """The version of the ComfyUI in a folder; None: it does not tell."""
     match = re.search(r'__version__\s*=\s*"([^"]+)"', (folder / "comfyui_version.py").read_text(encoding="utf-8"))
     return match[1] if match else None
 
 
 def is_too_old(found: str) -> bool:
-    """A version that cannot be read is taken for one of the future."""
+    """Whether a version is too old. One that cannot be read is taken for a newer one."""
     numbers = re.match(r"v?(\d+)\.(\d+)", found)
     return numbers is not None and tuple(map(int, numbers.groups())) < tuple(map(int, OLDEST.split(".")))
 
 
 def refuse_older() -> None:
-    """Raise in a ComfyUI that is too old. Where there is none (a type checker, a test or a bench that only reads the pack), and
-    in one that does not tell its version, nothing happens."""
+    """Raise in a ComfyUI that is too old. Does nothing where there is none (a type checker, a test
+    or a bench that only reads the pack), or where it does not tell its version."""
     found = version()
     if found is None and importlib.util.find_spec("folder_paths") and not importlib.util.find_spec("comfy_api"):
         found = "one from before it told its version"
@@ -56,6 +57,6 @@ def refuse_older() -> None:
 
 
 def pack_version() -> str:
-    """Our own, as the project's file has it."""
+    """The pack's version, from pyproject.toml."""
     project = (Path(__file__).resolve().parents[2] / "pyproject.toml").read_text(encoding="utf-8")
     return next(line.split('"')[1] for line in project.splitlines() if line.startswith("version"))

@@ -1,7 +1,8 @@
-"""What a user should know of a run that goes on all the same: said in the log, and to who listens, such as
-the page.
+"""Notices that a user should read although the run goes on: written to the log, and passed to
+listeners such as the page.
 
-An error ends a run and says so itself; what is only the case, such as the kernels that served, stands in the report.
+An error ends a run and explains itself; mere facts, such as the kernels that served, are in the
+report.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ log = logging.getLogger("fusestream")
 
 Listener = Callable[[str], None]
 _listeners: list[Listener] = []
-_run: str | None = None  # whose sentences are in `_said`
+_run: str | None = None  # the run of the sentences in `_said`
 _said: set[str] = set()
 
 
 def warn(sentence: str) -> None:
-    """Say this, once in a run: a sentence that names the thing and the remedy. Called as often as it is so."""
-    global _run  # noqa: PLW0603 - of the one run that a process has at a time
+    """Say a sentence that names the thing and the remedy, once in a run. It may be called
+    repeatedly."""
+    global _run  # a process has one run at a time
     run = _current_run()
     if run != _run:
         _run = run
@@ -33,7 +35,7 @@ def warn(sentence: str) -> None:
 
 
 def listen(listener: Listener) -> None:
-    """From now on this hears every sentence. Called as often as one likes."""
+    """Call this listener for every sentence from now on. Repeated calls do no harm."""
     if listener not in _listeners:
         _listeners.append(listener)
 
@@ -41,12 +43,12 @@ def listen(listener: Listener) -> None:
 def _tell(listener: Listener, sentence: str) -> None:
     try:
         listener(sentence)
-    except Exception:  # whoever shows it is not worth a run
+    except Exception:  # showing it is not worth a failed run
         log.warning("this could not be shown", exc_info=True)
 
 
 def _current_run() -> str | None:
-    """The prompt that ComfyUI works at, or None: a program without a server is one run."""
+    """The prompt that ComfyUI executes, or None: a program without a server is one run."""
     from comfy_execution.utils import get_executing_context  # noqa: PLC0415 - not while nodes are being listed
 
     running = get_executing_context()

@@ -1,6 +1,7 @@
-"""Cards of other makers, and machines without NVIDIA's driver: there ComfyUI loads and computes as it does without the pack.
+"""Cards of other makers, and machines without NVIDIA's driver: ComfyUI loads and computes there as
+it does without the pack.
 
-The CPU is none of them: weights stream to it, which is how all of this is tried out.
+The CPU is not among them: weights stream to it, so that everything can be tried without a card.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ def lacks(device: torch.device) -> str | None:
 
 
 def must_fall_back(device: torch.device, vram_budget: float, path: str) -> bool:
-    """Whether a model is loaded as stock does, though its weights were to stream: said once. Raises `NotStreamable` where
-    somebody insisted on it by a budget, or stock does not read the file."""
+    """Whether a model whose weights were to stream is loaded as stock does; the reason is said
+    once. Raises `NotStreamable` if the user insisted by a budget, or if stock does not read the
+    file."""
     reason = lacks(device)
     if reason is None or vram_budget == 0:
         return False
@@ -40,7 +42,8 @@ def must_fall_back(device: torch.device, vram_budget: float, path: str) -> bool:
 
 
 def policy_for(device: torch.device, policy: KernelPolicy) -> KernelPolicy:
-    """`auto` is stock's own computation where no kernel can run. What is forced stays: it says why it cannot."""
+    """The policy on this device: `auto` means stock's computation if no kernel can run. A forced
+    policy stays, and says why it cannot serve."""
     if policy.default == "auto" and lacks(device) is not None:
         return replace(policy, default="off")
     return policy

@@ -1,8 +1,8 @@
-"""A small network of stock's, made on the spot, by which a family's code is held against stock's.
+"""A small network of stock's, made on the spot, on which a family's code is compared with stock's.
 
-It is built by stock's own constructors, of stock's own operations, and its weights are drawn: none is zero, so that whatever stock
-computes shows in the result. What is drawn is the same for stock and for ours, and for each trial. Nobody else's random numbers
-are touched.
+It is built by stock's own constructors, of stock's own operations, with random weights. None is
+zero, so that every computation of stock's shows in the result. Stock and ours get the same numbers,
+in each trial. Other random generators are not touched.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from ...kernels_cuda import KernelPolicy
 
 SEED = 20261126
-PLAIN: Any = {"device": "cpu", "dtype": torch.float32}  # whatever torch's defaults are
+PLAIN: Any = {"device": "cpu", "dtype": torch.float32}  # independent of torch's defaults
 
 
 @dataclass
 class Draw:
-    """Random numbers of one trial, and where and as what they are wanted."""
+    """Random numbers of one trial, with their device and type."""
 
     device: torch.device
     dtype: torch.dtype
@@ -30,22 +30,23 @@ class Draw:
     generator: torch.Generator
 
     def __call__(self, *shape: int, scale: float = 1.0, dtype: torch.dtype | None = None) -> Tensor:
-        """[*shape], normal, in the trial's type unless another is wanted."""
+        """[*shape], normal, in the trial's type unless given."""
         drawn = torch.randn(shape, generator=self.generator, **PLAIN) * scale
         return drawn.to(self.device, dtype or self.dtype)
 
     def large_and_small(self, *shape: int) -> Tensor:
-        """The same, of two rows of a batch, the second so small that a norm's epsilon shows."""
+        """Like a call, with the second row of a batch so small that a norm's epsilon shows."""
         drawn = torch.randn(shape, generator=self.generator, **PLAIN)
         drawn[1:] *= 2e-3
         return drawn.to(self.device, self.dtype)
 
     def again(self) -> None:
-        """The same numbers follow as at first."""
+        """Start the same numbers again."""
         self.generator.manual_seed(SEED)
 
     def fill(self, module: nn.Module) -> None:
-        """Weights: products' keep the size of what they are given, norms' are near one, biases and tables well off zero."""
+        """Draw the weights of a module: a product keeps the size of its input, norms are near one,
+        biases and tables well off zero."""
         for name, parameter in module.named_parameters():
             drawn = torch.randn(parameter.shape, generator=self.generator, **PLAIN)
             if parameter.ndim < 2 or parameter.numel() == max(parameter.shape):
@@ -61,16 +62,15 @@ Options = dict[str, Any]
 
 @dataclass(frozen=True)
 class Specimen:
-    """
-    name      of what is computed, in a message: "Wan block"
-    build     stock's module, with weights that nobody has set
-    call      what is computed of it, of (module, draw, transformer_options): tensors, in whatever lists
-    fuse      lets it compute through our ops, and says how much of it does
-    replaces  our classes, and those of stock's whose methods they stand in for
-    source    modules and classes of stock's whose code ours was written after
+    """name      in a message: "Wan block"
+    build     makes stock's module, with undefined weights
+    call      computes with it, from (module, draw, transformer_options): tensors, in any lists
+    fuse      lets it compute through our ops; the number of its parts that do
+    replaces  our classes, and those of stock's whose methods they replace
+    source    stock's modules and classes whose code ours was written after
     dtypes    of its weights, by torch's names: those in which a model may be ours
-    within    how far our result may lie from stock's, as a share of its size
-    patches   functions of other nodes, by stock's names for their places, with which it is called once more
+    within    permitted difference of our result from stock's, as a share of its size
+    patches   functions of other nodes, by stock's names for their places, for one more call
     """
 
     name: str
@@ -85,5 +85,5 @@ class Specimen:
 
     @property
     def code(self) -> tuple[Any, ...]:
-        """All of stock's that a verdict on it depends on."""
+        """All code of stock's that a verdict on it depends on."""
         return *self.source, *self.replaces.values()

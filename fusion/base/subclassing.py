@@ -1,7 +1,8 @@
-"""Giving one module behaviour of ours: its class becomes a subclass, of the same name, with a mixin before it.
+"""Behaviour of ours for one module: its class becomes a subclass, of the same name, with a mixin
+before it.
 
-A method kept in the module's own dictionary would refer to the module, and a model would go only when the garbage collector
-comes by: gigabytes late. A class refers to nothing.
+A method in the module's own dictionary would refer to the module, and then only the garbage
+collector would free a model, gigabytes late. A class has no such reference.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from typing import Any
 
 
 def mix(module: Any, mixin: Any, **attributes: Any) -> None:
-    """From now on the module has the mixin's methods before its own, and these attributes, which are not parameters."""
+    """Give the module the mixin's methods, before its own, and these attributes, which are not
+    parameters."""
     module.__dict__.update(attributes)
     if not isinstance(module, mixin):
         kind: Any = type(module)

@@ -1,10 +1,11 @@
-"""What the input vram_budget may be. Standard library only: it is asked about before anything runs."""
+"""The permitted values of the input vram_budget. Standard library only, because it is needed before
+anything runs."""
 
 from __future__ import annotations
 
 import math
 
-AUTO = -1.0  # what is free
+AUTO = -1.0  # all free VRAM
 MOST = 1024.0  # GiB
 
 
