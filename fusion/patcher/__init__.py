@@ -1,7 +1,10 @@
-"""The MODEL of a streamed network, and what stands around each call of it.
+"""The MODEL of a streamed network, and the wrappers around each call of it.
 
-streaming_patcher.py  to every other node a stock ModelPatcher     saving.py     saved weight by weight
-vram_estimate.py      how free VRAM is divided before a step       conditions.py prompts, on the card once
-vram_retry.py         what happens when a step ran out of it       cards.py      one sampling on several cards
-call_log.py           of which branch of a graph each call was
+streaming_patcher.py  a stock ModelPatcher to every other node
+vram_estimate.py      how free VRAM is divided before a step
+vram_retry.py         what is done when a step ran out of it
+call_log.py           the branch of a graph of each call
+conditions.py         prompts, copied to the card once
+saving.py             saved weight by weight
+cards.py              one sampling on several cards
 """

@@ -1,7 +1,8 @@
-"""Of which branch of a graph each call of a streamed model was: branches share the stream, and its ledger knows passes only.
+"""The branch of a graph that each call of a streamed model belongs to, because branches share the
+stream, whose ledger only knows passes.
 
-A call that ended is one pass through the blocks. One that did not, after an interrupt, is in neither list, and neither is one that
-was replayed.
+A call that ended is one pass through the blocks. A call that was interrupted is in neither list,
+and neither is one that was replayed.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ MOST = 4096
 
 
 class Branch(NamedTuple):
-    """What a branch of a graph has of its own. Two that differ in nothing are one.
+    """What distinguishes a branch of a graph. Branches that are equal in this count as one.
 
     policy    of its kernels; None: none of ours
-    patches   stock's name for its set of LoRAs: clones of a MODEL have the same, until one of them gets another LoRA
-    sparse    how its attention is made sparse; None: it is not
+    patches   stock's identity of its set of LoRAs: clones of a MODEL share it until one of them
+              gets another LoRA
+    sparse    settings of its sparse attention; None: it is dense
     """
 
     policy: KernelPolicy | None
@@ -35,7 +37,7 @@ class Branch(NamedTuple):
 
 
 def branch_of(model: Any) -> Branch:
-    """The one that a streamed MODEL belongs to."""
+    """The branch that a streamed MODEL belongs to."""
     options = model.model_options.get("transformer_options", {})
     return Branch(policy_of(options), model.patches_uuid, _settings(options))
 
@@ -47,13 +49,13 @@ def attach(patcher: Any) -> None:
 
 
 def note(executor: Any, *args: Any, **kwargs: Any) -> Any:
-    """One call of the model, as stock's wrappers have it."""
+    """One call of the model, as stock's wrappers call it."""
     call = ModelCall(executor, args, kwargs)
-    # The stream's patches, not the model's: stock forgets those of a model that it unloads in the middle of a run.
+    # The stream's patches, because stock forgets those of a model that it unloads during a run.
     branch = Branch(policy_of(call.options), call.stream.patches_uuid, _settings(call.options))
     with call.stream.one_pass() as ran:
         out = call.run()
-    if ran:  # what was replayed is no pass of the ledger's
+    if ran:  # a replay is no pass in the ledger
         noted: deque[Branch] = getattr(call.model, CALLS)
         noted.append(branch)
     return out
@@ -65,14 +67,15 @@ def _settings(options: Mapping[str, Any]) -> Settings | None:
 
 
 def branches(model: Any) -> Sequence[Branch]:
-    """Those of this MODEL's calls, the latest last."""
+    """The branches of this MODEL's calls, the latest last."""
     return tuple(getattr(getattr(model, "model", None), CALLS, ()))
 
 
 def passes_under(count: int, calls: Sequence[Branch], branch: Branch) -> list[int]:
-    """The numbers, of so many passes, of those of this branch; where it has none, of the one that ran last under its policy: a
-    report may be connected before the LoRAs. Both lists end with the same call; what is older than one of them reaches is left
-    out. All, where no call was noted."""
+    """The numbers, among so many passes, of this branch's passes. If it has none, those of the
+    latest branch with its policy, because a report may be connected before the LoRAs. Both lists
+    end with the same call; passes older than either list are left out. All, if no call was
+    noted."""
     if not calls:
         return list(range(count))
     known = min(count, len(calls))

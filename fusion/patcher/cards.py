@@ -1,9 +1,10 @@
-"""One sampling on several cards, as stock's *MultiGPU CFG Split* has it: each has a model and a stream of its own, and computes
-some of the prompts in a thread of its own.
+"""One sampling on several cards, as stock's *MultiGPU CFG Split* does it: each card has its own
+model and stream, and computes some of the prompts in its own thread.
 
-What one card meets the others have to hear of. ComfyUI tells an interrupt to one thread alone; and after an error, or an
-interrupt, it waits for the other threads for five seconds and then goes on, whatever they still compute. So a call that fails ends
-those of the other cards at their next block, with the same error (`vram_retry.py`); and no sampling is over before all of them are
+A failure on one card has to reach the others. ComfyUI tells an interrupt to one thread only; and
+after an error, or an interrupt, it waits five seconds for the other threads and then goes on,
+although they may still compute. So a call that fails ends those of the other cards at their next
+block, with the same error (`vram_retry.py`), and a sampling does not end before all of them have
 (`StreamingModelPatcher.cleanup`).
 """
 
@@ -18,18 +19,19 @@ from ..base.hooks import CARDS_WRAPPER, RECKONING, STREAM
 from ..stream.card_sync import Together
 from .vram_estimate import Reckoning
 
-CARDS = "multigpu"  # stock's, among a MODEL's additional ones
+CARDS = "multigpu"  # stock's key of a MODEL's additional ones
 
 
 def attach(patcher: Any) -> None:
-    """Let the samplings with this streaming patcher, and with its clones, know of the further cards that stock gives them."""
+    """Let samplings with this streaming patcher, and with its clones, know of the other cards that
+    stock gives them."""
     patcher.add_wrapper_with_key(comfy.patcher_extension.WrappersMP.PREPARE_SAMPLING, CARDS_WRAPPER, begin)
 
 
 def begin(
     executor: Any, patcher: Any, shape: Sequence[int], conds: Mapping[str, Any], *args: Any, **kwargs: Any
 ) -> Any:
-    """Before the models of a sampling are loaded, as stock's wrappers have it."""
+    """Called before the models of a sampling are loaded, as stock's wrappers are."""
     model, others = patcher.model, [further.model for further in patcher.get_additional_models_with_key(CARDS)]
     together = Together() if others else None
     for each in (model, *others):

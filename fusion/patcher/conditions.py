@@ -1,7 +1,7 @@
-"""What a prompt is made of goes to the card once, and not again at every step.
+"""Prompts that are copied to the card once, instead of at every step.
 
-Stock keeps a prompt's embeddings in RAM, joins those of both prompts there at each step, and copies them to the card while
-the card waits: three to four milliseconds of every step with UMT5's, in which nothing else happens.
+Stock keeps a prompt's embeddings in RAM, joins those of both prompts there at each step, and copies
+them to the card while the card waits: three to four milliseconds of every step with UMT5's.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import torch
 
 from ..base.subclassing import mix
 
-MOST_BYTES = 64 * 2**20  # what is larger stays where stock has it: nobody has reckoned with its VRAM
+# larger ones stay where stock has them, because their VRAM is not in the estimate
+MOST_BYTES = 64 * 2**20
 
 
 def attach(model: Any) -> None:
@@ -22,7 +23,7 @@ def attach(model: Any) -> None:
 
 
 class _OnDevice:
-    """What the model's class is mixed with. `extra_conds` is called once for each prompt of a sampling."""
+    """Mixed into the model's class. `extra_conds` is called once for each prompt of a sampling."""
 
     def extra_conds(self, **kwargs: Any) -> dict[str, Any]:
         conditions: dict[str, Any] = super().extra_conds(**kwargs)  # type: ignore[misc]
@@ -33,7 +34,7 @@ class _OnDevice:
 
 
 def _moved(condition: Any, device: torch.device) -> Any:
-    """The same condition with its tensor there, if it is one tensor."""
+    """The condition with its tensor on the device, if it is one tensor."""
     tensor = getattr(condition, "cond", None)
     if not isinstance(tensor, torch.Tensor) or tensor.device == device or tensor.nbytes > MOST_BYTES:
         return condition

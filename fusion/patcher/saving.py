@@ -1,9 +1,10 @@
-"""A streamed model saved by stock's nodes, weight by weight: what a LoRA makes of 28 GB is never in RAM.
+"""Saving a streamed model by stock's nodes, weight by weight, so that the 28 GB that a LoRA changed
+are never all in RAM.
 
-Stock's nodes ask the patcher for parameters that are patched when they are asked for, and give them to
-`comfy.utils.save_torch_file`, which has all of them in memory before it writes the first. There is no other place between the
-asking and the writing, so this function is put around it, once; it writes what comes from streaming patchers itself, and leaves
-everything else to stock.
+Stock's nodes ask the patcher for parameters that are patched on demand, and pass them to
+`comfy.utils.save_torch_file`, which holds all of them in memory before it writes the first. There
+is no other place between asking and writing, so this function is wrapped, once: it writes weights
+from streaming patchers itself, and leaves all else to stock.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from .streaming_patcher import StreamingModelPatcher
 
 
 def attach() -> None:
-    """From now on streamed models are saved weight by weight."""
+    """Let streamed models be saved weight by weight from now on."""
     stock = comfy.utils.save_torch_file
     if hasattr(stock, SAVES):
         return
@@ -37,7 +38,7 @@ def attach() -> None:
 
 
 def streams(value: Any) -> bool:
-    """Whether it is a parameter that a streaming patcher makes when it is asked for."""
+    """Whether it is a parameter that a streaming patcher makes on demand."""
     return isinstance(_patcher_of(value), StreamingModelPatcher)
 
 
@@ -48,7 +49,8 @@ def _patcher_of(value: Any) -> Any:
 
 
 def write(path: Any, tensors: Mapping[str, Any], metadata: Mapping[str, str] | None) -> None:
-    """Stock's state dict into a file: one weight is made while the one before is written. Can be interrupted."""
+    """Write stock's state dict to a file: one weight is made while the one before is written. Can
+    be interrupted."""
     layout = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
     with WeightWriter(path, layout, metadata) as writer, ThreadPoolExecutor(1, "fusestream writes") as behind:
         bar = Bar(writer.nbytes)
@@ -59,7 +61,7 @@ def write(path: Any, tensors: Mapping[str, Any], metadata: Mapping[str, str] | N
                     made = tensors[name].detach() if _patcher_of(tensors[name]) is None else tensors[name]
                     made = made.to("cpu").reshape(
                         layout[name][1]
-                    )  # a scale may have become one number from one in a row
+                    )  # a scale that was a row may have become one number
                     if written is not None:
                         written.result()
                     written = behind.submit(writer.write, name, made)
@@ -68,12 +70,13 @@ def write(path: Any, tensors: Mapping[str, Any], metadata: Mapping[str, str] | N
                 written.result()
         except BaseException:
             if written is not None:
-                written.exception()  # over, before the file is taken away
+                written.exception()  # wait for the write, before the file is removed
             raise
 
 
 def _in_order(tensors: Mapping[str, Any]) -> Iterator[list[str]]:
-    """The names, those together that are parts of one quantised weight: stock keeps them until it has given out all."""
+    """The names, grouped by quantised weight, because stock keeps such a weight until it has handed
+    out all its parts."""
     groups: dict[int, list[str]] = {}
     for name, tensor in tensors.items():
         whole = tensor.caster if isinstance(tensor, LazyCastingParamPiece) else tensor

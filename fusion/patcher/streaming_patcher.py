@@ -1,11 +1,12 @@
 """The ModelPatcher of a model whose blocks stream. To every other node it is a stock MODEL.
 
-What is not a block's weight (embeddings, head, modulations, scales) is stock's: loaded, patched and moved by the base
-class. The blocks' weights are the stream's, which lives on the model and is shared by all clones; they are out of the base
-class's sight, because it would move or overwrite stand-ins that have no bytes.
+All that is not a block's weight (embeddings, head, modulations, scales) is stock's: loaded, patched
+and moved by the base class. The blocks' weights belong to the stream, which the model has and all
+clones share. They are hidden from the base class, because it would move or overwrite stand-ins
+without bytes.
 
-It is a plain patcher (`is_dynamic()` is False): only those are asked to give memory back. It answers with what it really
-holds: the window and the residents, not the file.
+It is a plain patcher (`is_dynamic()` is False), because only those are asked to give memory back.
+It answers with what it really holds: the window and the residents, not the file.
 """
 
 from __future__ import annotations
@@ -31,14 +32,15 @@ from ..weights import channels_last
 from ..weights.patches import with_hooked
 from ..weights.storage import is_quantised, storage_of, stored
 
-ALL = 1e32  # stock's word for as much as there is
-# Why its calls are not captured: see `Changes.disturbed`.
+ALL = 1e32  # stock's number for all there is
+# Why calls are not captured: see `Changes.disturbed`.
 WRAPPED = "another node changes its weights at each call"
 INJECTED = "another node has changed the model while it is loaded"
 
 
 class Rest(NamedTuple):
-    """Where the parameters and buffers are that do not stream. put: by name what stands in the place of the model's own modules."""
+    """The places of parameters and buffers that do not stream. put: by name, the objects that
+    replace the model's own modules."""
 
     put: list[tuple[str, Any]]
     places: list[tuple[dict[str, Any], str]]
@@ -50,13 +52,14 @@ class Rest(NamedTuple):
 
 
 def attach(model: Any, stream: BlockStream) -> None:
-    """Give a model its stream, which ends with it."""
+    """Give a model its stream, which is closed with the model."""
     setattr(model, STREAM, stream)
     weakref.finalize(model, _end, stream)
 
 
 def _end(stream: BlockStream) -> None:
-    """The collector may run in any thread: in one of the pager's own, closing would wait for itself."""
+    """Close the stream. The garbage collector may run this in one of the pager's own threads, where
+    closing would wait for itself."""
     if threading.current_thread().name.startswith("fusestream"):
         threading.Thread(target=stream.close, name="closing").start()
     else:
@@ -64,7 +67,8 @@ def _end(stream: BlockStream) -> None:
 
 
 class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
-    """Takes the same arguments as the base class: `clone` makes new ones with these. The model has its stream already."""
+    """Takes the arguments of the base class, with which `clone` makes new ones. The model already
+    has its stream."""
 
     def __init__(
         self,
@@ -77,7 +81,7 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
     ) -> None:
         super().__init__(model, load_device, offload_device, size, weight_inplace_update, **kwargs)
         self._is_hooking = False
-        self._hooked: dict[str, Any] = {}  # patches by hooks of what streams, now
+        self._hooked: dict[str, Any] = {}  # hooks' patches of streamed weights, now
 
     @property
     def stream(self) -> BlockStream:
@@ -90,7 +94,7 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
         return False
 
     def model_size(self) -> int:
-        """Device bytes when loaded as far as the budget goes; never less than what is loaded."""
+        """Device bytes when loaded within the budget; never less than what is loaded."""
         return (
             self._rest_size()
             + max(self.stream.residency.wanted, self.stream.residency.held)
@@ -106,9 +110,10 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
         return loaded
 
     def get_free_memory(self, device: torch.device) -> int:
-        """What is truly free. The base adds what stock's own paging could still give, and batches by the sum; and what graphs hold
-        of torch's memory looks free to it. While stock asks which prompts to batch, what weights that pass through can do without
-        counts as free: a step that runs out of VRAM takes it, and a batch of prompts is worth more."""
+        """Bytes that are really free. The base class adds what stock's own paging could still give,
+        and batches by the sum; and memory that graphs hold in torch's pools looks free to it. While
+        stock asks which prompts to batch, memory that streamed weights can do without counts as
+        free: a step that runs out of VRAM takes it, and a batch of prompts is worth more."""
         reckoning = getattr(self.model, RECKONING, None)
         yielding = self.stream.residency.yielding if reckoning is not None and reckoning.is_batching else 0
         return self._free(device) + yielding
@@ -121,13 +126,13 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
         return self.model.current_weight_patches_uuid is not None
 
     def _rest_size(self) -> int:
-        """Of everything but the blocks' weights."""
+        """Bytes of everything except the blocks' weights."""
         return sum(stored(tensor).nbytes for tensor in self._rest())
 
     def _rest(self) -> list[torch.Tensor]:
-        """Parameters and buffers that do not stream, each once. Stock asks ten times for each encoding, so where they are is looked
-        up once, for each set of modules that nodes have put in the place of the model's own. Most put a thing there that is none:
-        our policy, a way of sampling."""
+        """Parameters and buffers that do not stream, each once. Stock asks ten times in each
+        encoding, so their places are looked up once for each set of modules that nodes have put
+        into the model. Most nodes put other objects there: our policy, a way of sampling."""
         put = self._modules_put()
         known: Rest | None = self.model.__dict__.get(REST)
         if known is None or not known.is_for(put):
@@ -149,7 +154,8 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
     def partially_load(
         self, device_to: torch.device, extra_memory: float = 0, force_patch_weights: bool = False, **kwargs: Any
     ) -> int:
-        """Hold `extra_memory` bytes more than now, or fewer; take up this patcher's patches. Returns the bytes taken."""
+        """Hold `extra_memory` bytes more than now, or fewer, and take up this patcher's patches.
+        Returns the bytes added."""
         with self.use_ejected(skip_and_inject_on_exit_only=True):
             self.stream.residency.refresh()
             before = self.loaded_size()
@@ -159,9 +165,10 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
             self.unpatch_model(self.offload_device, unpatch_weights=is_stale)
             self.patch_model(load_weights=False)
             if self._is_loaded():
-                self._set_patches()  # the same ones, for another clone's kernels perhaps
+                self._set_patches()  # the same patches, but perhaps for a clone with other kernels
             if extra_memory < 0 and self._is_loaded():
-                # It is about to run: what its blocks need to pass through would have to come back at once.
+                # It is about to run, and what its blocks need to pass through would have to come
+                # back at once.
                 self.stream.residency.shrink(
                     min(-int(extra_memory), self.stream.residency.held - self.stream.residency.least)
                 )
@@ -179,7 +186,8 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
             return self.loaded_size() - before
 
     def _room(self, room: float) -> float:
-        """Bytes for the blocks' weights, of the `room` that stock has for them: see `Reckoning.room`."""
+        """Bytes for the blocks' weights, of the `room` that stock has for them: see
+        `Reckoning.room`."""
         reckoning = getattr(self.model, RECKONING, None)
         if reckoning is None:
             return room
@@ -197,17 +205,17 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
         full_load: bool = False,
         **kwargs: Any,
     ) -> None:
-        """lowvram_model_memory: bytes for the blocks' weights; with `full_load` all that there are."""
+        """lowvram_model_memory: bytes for the blocks' weights; with `full_load` all of them."""
         device = device_to or self.load_device
         self.stream.residency.changes.disturbed(
             WRAPPED, bool(self.weight_wrapper_patches)
-        )  # and what does not stream moves
+        )  # weights that do not stream move, too
         with self.use_ejected():
             self.unpatch_hooks()
             self._prepare_operations()
             self._set_patches()
             self.stream.residency.load(device, ALL if full_load else lowvram_model_memory)
-            # The rest, all of it. Never a full load, in which stock calls `to` on the whole model.
+            # All of the rest. Never a full load, in which stock calls `to` on the whole model.
             super().load(device, ALL, force_patch_weights=force_patch_weights, full_load=False, **kwargs)
             self._move_rest(device)
             if channels_last.serves(device):
@@ -215,20 +223,22 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
             self.loaded_size()
 
     def _set_patches(self) -> None:
-        """The stream's, from this patcher. With its matrix products switched off, or all kernels, LoRAs are added in stock's
-        steps too."""
+        """Give the stream this patcher's patches. If `linear`, or all kernels, are off, LoRAs are
+        added in stock's steps, too."""
         policy = policy_of_model(self)
         one_pass = policy is not None and policy.mode("linear") != "off"
         patches = with_hooked(self.patches, self._hooked)
         self.stream.set_patches(patches, one_pass=one_pass, uuid=self.patches_uuid)
 
     def _load_list(self, *args: Any, **kwargs: Any) -> list[Any]:
-        """Stock's list of modules to load: without those whose weights stream. A module is the last but one of its entry."""
+        """Stock's list of modules to load, without those whose weights stream. The module is the
+        last but one element of an entry."""
         streamed = {id(paged.module) for paged in self.stream.without_bytes()}
         return [entry for entry in super()._load_list(*args, **kwargs) if id(entry[-2]) not in streamed]
 
     def _prepare_operations(self) -> None:
-        """What stock sets on each operation when it loads it: weight wrappers, and whether it must cast."""
+        """Set what stock sets on each operation that it loads: weight wrappers, and whether it must
+        cast."""
         for block in self.stream.blocks:
             modules: dict[int, Any] = {id(paged.module): paged.module for paged in block.paged}
             for module in modules.values():
@@ -243,14 +253,15 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
                     getattr(paged.module, f"{paged.attribute}_function").extend(wrappers)
 
     def _move_rest(self, device: torch.device) -> None:
-        """What stock moves only with the whole model: parameters of modules that have modules inside, and of operations
-        that stream."""
+        """Move what stock moves only with the whole model: parameters of modules that contain
+        modules, and of operations that stream."""
         for tensor in self._rest():
             if not is_quantised(tensor) and tensor.device != device:
                 tensor.data = tensor.data.to(device)
 
     def unpatch_model(self, device_to: torch.device | None = None, unpatch_weights: bool = True, **kwargs: Any) -> None:
-        """As the base, which with a device would move the whole model, stand-ins and all."""
+        """Like the base class, which with a device would move the whole model with its
+        stand-ins."""
         if unpatch_weights:
             self.stream.residency.changes.moved()
         super().unpatch_model(None, unpatch_weights, **kwargs)
@@ -260,23 +271,23 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
             self._move_rest(device_to)
             self.model.device = device_to
         if unpatch_weights:
-            channels_last.as_in_file(self.model)  # as whoever patches them next takes them to be
+            channels_last.as_in_file(self.model)  # the file's order is what later patching expects
 
     def partially_unload(
         self,
-        device_to: torch.device,  # noqa: ARG002 - the file is where weights go
+        device_to: torch.device,  # noqa: ARG002 - weights stay in the file
         memory_to_free: float = 0,
         **_kwargs: Any,
     ) -> int:
-        """Residents first, then the window. Returns the bytes really freed."""
+        """Free residents first, then the window. Returns the bytes really freed."""
         with self.use_ejected():
             freed = self.stream.residency.shrink(int(min(memory_to_free, self.stream.residency.most)))
             self.loaded_size()
             return freed
 
     def detach(self, unpatch_all: bool = True, **kwargs: Any) -> Any:
-        """With `unpatch_all` the memory is given back. Without, which is also what happens whenever a clone is collected,
-        the weights stay for the others."""
+        """With `unpatch_all` the memory is given back. Without it, which is also the case whenever
+        a clone is collected, the weights stay for the others."""
         model = super().detach(unpatch_all, **kwargs)
         if unpatch_all:
             self.stream.residency.unload()
@@ -284,8 +295,9 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
         return model
 
     def cleanup(self) -> None:
-        """After sampling, well or not. A result that was computed with a file that changed does not leave. What another thread
-        still computes, for a sampling on several cards that has failed, ends first."""
+        """Called after sampling, also after a failed one. Waits for another thread that still
+        computes for a failed sampling on several cards, and raises if the file changed while the
+        result was computed."""
         with self.stream.calling:
             self.stream.together = None
             self.stream.residency.texts.sampling_ended()
@@ -294,15 +306,18 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
             if sys.exc_info()[0] is None:
                 self.stream.residency.check()
         finally:
-            if not self._is_loaded():  # unloaded in the middle of the run: what came back for the rest of it, stock
-                self.stream.residency.unload()  # does not know of, and would never ask for
+            # After an unload during the run, weights that came back for the rest of it are unknown
+            # to stock, which would never ask for their memory.
+            if not self._is_loaded():
+                self.stream.residency.unload()
 
     # ----------------------------------------------------------------------------------------- the weights themselves
 
     def patch_weight_to_device(
         self, key: str, device_to: torch.device | None = None, *args: Any, return_weight: bool = False, **kwargs: Any
     ) -> Any:
-        """As the base. A weight that streams is read from the file; nobody can leave it in its place."""
+        """Like the base class. A streamed weight is read from the file, and cannot be patched in
+        its place."""
         if key not in self.stream.keys:
             return super().patch_weight_to_device(key, device_to, *args, return_weight=return_weight, **kwargs)
         if not return_weight:
@@ -310,9 +325,10 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
         return self.stream.in_file.weight(key, self.patches.get(key, ()), device_to)
 
     def get_key_patches(self, filter_prefix: str | None = None) -> Any:
-        """As the base, to be merged into another model: weights that stream are promises, read when their numbers are wanted.
-        Scales of quantised weights, at which the base fails, are no weights and have no patches; nor is what else a module saves
-        of itself, as which attention a layer asks for."""
+        """Like the base class, for merging into another model: streamed weights are promises, read
+        when their numbers are needed. Scales of quantised weights, on which the base class fails,
+        are no weights and have no patches; neither are other things that a module saves, such as
+        the attention that a layer asks for."""
         found: dict[str, list[Any]] = {}
         for key in self.model_state_dict(filter_prefix):
             if key in self.stream.keys:
@@ -332,19 +348,20 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
         return found
 
     def model_state_dict_for_saving(self, *args: Any, **kwargs: Any) -> Any:
-        """As the base: stock's parameters that are patched when they are asked for. See `saving.py`."""
-        self.stream.residency.unload()  # its memory is wanted for what is saved
+        """Like the base class: stock's parameters that are patched on demand. See `saving.py`."""
+        self.stream.residency.unload()  # its memory is needed for what is saved
         with _pieces_of_any_type():
             found = super().model_state_dict_for_saving(*args, **kwargs)
         prefix = kwargs.get("prefix", args[1] if len(args) > 1 else "")
         for name, tensor in found.items():
-            if storage_of(tensor).is_own_layout:  # ComfyUI's own lazy parameter would be quantised, and never ask
+            # ComfyUI's own lazy parameter would be quantised, and never ask.
+            if storage_of(tensor).is_own_layout:
                 numbers = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
                 found[name] = comfy.model_patcher.LazyCastingParam(self, prefix + name, numbers)
         return found
 
     def clone(self, disable_dynamic: bool = False, model_override: Any = None, force_deepcopy: bool = False) -> Any:
-        """As the base. A copy of the weights themselves is wanted by who trains."""
+        """Like the base class. Only training needs a copy of the weights themselves."""
         if force_deepcopy:
             raise NotWhileStreaming(
                 "Training needs all of a model's weights, and gradients through them.", self.stream.path
@@ -371,7 +388,8 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
     # ----------------------------------------------------------------------------------------------------------- hooks
 
     def patch_hooks(self, hooks: Any, *args: Any, **kwargs: Any) -> Any:
-        """As the base, which does it to the weights that do not stream; those that do are used with the hooks' patches."""
+        """Like the base class for weights that do not stream; streamed ones are used with the
+        hooks' patches."""
         if hooks is not None:
             self.stream.residency.changes.moved()
         self._is_hooking = True
@@ -386,7 +404,7 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
         if self.hook_backup:
             self.stream.residency.changes.moved()
         super().unpatch_hooks(*args, **kwargs)
-        if not self._is_hooking:  # or others follow
+        if not self._is_hooking:  # otherwise other hooks follow
             self._hook({})
 
     def _hook(self, patches: dict[str, Any]) -> None:
@@ -402,7 +420,8 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
 
 
 class Piece(comfy.model_patcher.LazyCastingParamPiece):
-    """Stock's part of a quantised weight that is made when it is asked for: of whole numbers too, which can have no gradient."""
+    """Stock's part of a quantised weight that is made on demand, also of integers, which cannot
+    have a gradient."""
 
     def __new__(cls, caster: Any, key: str, tensor: torch.Tensor) -> Any:
         if tensor.is_floating_point():
@@ -412,7 +431,8 @@ class Piece(comfy.model_patcher.LazyCastingParamPiece):
 
 @contextlib.contextmanager
 def _pieces_of_any_type() -> Iterator[None]:
-    """What stock's functions make of quantised weights meanwhile. They take them by that name alone."""
+    """Replace the class by which stock's functions make parts of quantised weights. They look it up
+    under that name."""
     before = comfy.model_patcher.LazyCastingParamPiece
     comfy.model_patcher.LazyCastingParamPiece = Piece
     try:

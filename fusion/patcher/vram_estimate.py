@@ -1,16 +1,17 @@
-"""How the VRAM that is free is divided between a model's weights, its step, and everybody else.
+"""How free VRAM is divided between a model's weights, its step, and other programs.
 
-Stock reckons a step by the area of the latent and the model's width, for its own way of computing. Where a family's blocks are
-ours, the family reckons: they may need less, so more of the model may stay on the card, and prompts are batched more often. The
-reckoning is multiplied by the largest ratio that was measured, so that the next run knows better.
+Stock estimates a step by the area of the latent and the model's width, for its own way of
+computing. If a family's blocks are ours, the family estimates: they may need less, so more of the
+model may stay on the card, and prompts are batched more often. The estimate is multiplied by the
+largest measured ratio, so that the next run knows better.
 
-What is free is too little for everything on a small card, and yields in this order:
+On a small card free VRAM does not suffice for everything. These yield, in this order:
 
     residents    weights that could stay on the card; they stream instead
-    the reserve  what is left to the desktop. It is a wish: `--reserve-vram` is none, and never yields
-    pieces       of what lies between two products: a few tokens at a time, in more launches
+    the reserve  left to the desktop. It is a wish; a reserve set by `--reserve-vram` never yields
+    pieces       of hidden values: a few tokens at a time, in more launches
     the window   blocks come in parts instead of whole (`stream/segments.py`)
-    the batch    of prompts: apart they bring the weights over the bus once for each
+    the batch    of prompts: apart, they bring the weights over the bus once for each prompt
 """
 
 from __future__ import annotations
@@ -31,54 +32,66 @@ from ..base.hooks import RECKONING
 from ..base.subclassing import mix
 from ..stream import vram_pool
 
-SMALL_PIECES = 64 * 2**20  # what these become: of 14B 2300 tokens, which still fill a large card
+# bytes of a small piece: 2300 tokens of 14B, which still fill a large card
+SMALL_PIECES = 64 * 2**20
 CHANCES = (
-    2  # steps of a sampling that may have computed prompts apart, because kernels were being chosen, before all do
+    # steps of a sampling that may compute prompts apart while kernels are being chosen, before all
+    # steps do
+    2
 )
-RESERVE = 19 * 2**26  # bytes of the card that a step leaves alone if it can: the desktop's, and code the driver loads
-TRYING = 11 * 2**24  # what kernels take that are tried in a first step, beyond those that are chosen
-STOCK_ASKS = 1.5  # stock batches prompts where more than so many times what it was told that they need is free
+# Bytes of the card that a step leaves free if it can: for the desktop, and for code that the driver
+# loads.
+RESERVE = 19 * 2**26
+# Bytes that kernels take while they are tried in a first step, beyond those that are chosen.
+TRYING = 11 * 2**24
+STOCK_ASKS = 1.5  # stock batches prompts if more than so many times their stated need is free
 BATCHED_WHERE = STOCK_ASKS + 0.01
-# What lies in between before the blocks begin leaves gaps that fit a tensor less than they could (of Wan's six, one: its first
-# convolution's result, in fp32). It is no need, but where weights would take that room a step runs out of VRAM.
+# Tensors made before the blocks leave gaps in torch's memory that hold less than their size (for
+# Wan one of the step's six tensors less, because of its first convolution's fp32 result). Gaps are
+# no need, but if weights took that room, a step would run out of VRAM.
 GAP = 1 + 1 / 6
 
 Need = Callable[[Any, Sequence[int], torch.dtype], float | None]
 
 
 def own_reserve() -> int:
-    """Bytes that are never taken, even where a step fails for it: those of `--reserve-vram`. On Windows stock's own, too: beyond
-    the card the driver takes RAM in place of VRAM, and a step becomes many times as slow instead of failing."""
+    """Bytes that are never taken, even if a step fails for it: those of `--reserve-vram`. On
+    Windows also stock's own reserve, because beyond the card the driver uses RAM as VRAM, and a
+    step becomes many times as slow instead of failing."""
     mm = comfy.model_management
     asked = comfy.cli_args.args.reserve_vram is not None or mm.WINDOWS
     return int(mm.extra_reserved_memory()) if asked else 0
 
 
 class Reckoning:
-    """Of one model. Kept by the model, and so shared by its clones, as the weights are."""
+    """The estimates of one model. The model has it, so its clones share it like the weights."""
 
     def __init__(self, need: Need | None = None, *, in_pieces: bool = False) -> None:
-        """need: the family's, bytes for a latent of this shape and type; None: stock's blocks will compute. in_pieces: whether the
-        family's blocks look at `PIECES`."""
+        """need: the family's, bytes for a latent of this shape and type; None: stock's blocks will
+        compute. in_pieces: whether the family's blocks obey `PIECES`."""
         self.need = need
-        self.saves = CHUNK_BYTES - SMALL_PIECES if in_pieces else 0  # bytes of the need, where pieces are small
-        self.ratio = 1.0  # measured over reckoned; never less than 1
-        self.asked: deque[int] = deque([0], maxlen=2)  # before it loads, stock asks for all prompts and then for one
-        self.is_ours = False  # whether what it was told last was the family's reckoning
-        self.is_alone = False  # whether the sampling at hand computes one prompt: stock asks for a batch all the same
+        self.saves = CHUNK_BYTES - SMALL_PIECES if in_pieces else 0  # bytes that small pieces save
+        self.ratio = 1.0  # largest ratio of measured to estimated bytes, at least 1
+        # stock's last two questions: before loading, for all prompts and then for one
+        self.asked: deque[int] = deque([0], maxlen=2)
+        self.is_ours = False  # whether the last answer was the family's estimate
+        # whether each step computes one prompt; stock asks for a batch all the same
+        self.is_alone = False
         self.is_batching = False  # whether stock is asking which prompts to batch
-        self.tight = math.inf  # a latent of so many elements has run out of VRAM while the reserve was left alone
+        # elements of a latent from which on a step ran out of VRAM with the reserve left free
+        self.tight = math.inf
         self.others: Sequence[
             Reckoning
         ] = ()  # of other cards' models, while stock asks for a sampling with all of them
-        self.failed = 0  # elements of the latent that no yielding has found VRAM for
-        # In this sampling prompts are computed apart whose latents have so many elements together.
+        self.failed = 0  # elements of the latent for which nothing that yields made enough room
+        # Elements of the prompts' latents together from which on this sampling computes prompts
+        # apart.
         self.apart = math.inf
         self.chances = CHANCES
-        self.is_choosing = True  # whether the last step tried kernels: the next one may
+        self.is_choosing = True  # whether the last step tried kernels, so that the next one may
 
     def measured(self, nbytes: int, reckoned: float) -> None:
-        """Take note of what a step really needed."""
+        """Note what a step really needed."""
         if reckoned > 0 and nbytes > self.ratio * reckoned:
             self.ratio = nbytes / reckoned
             logging.info(
@@ -88,27 +101,32 @@ class Reckoning:
             )
 
     def own_need(self, model: Any, shape: Sequence[int]) -> float | None:
-        """Bytes for a latent of this shape by the family; None: it has no reckoning of it."""
+        """The family's bytes for a latent of this shape; None: it has no estimate."""
         return None if self.need is None else self.need(model.diffusion_model, shape, model.get_dtype_inference())
 
     # ------------------------------------------------------------------------------------------------------ a step's
 
     def is_short(self, need: float, free: float) -> bool:
-        """Whether a step that needs so much has to compute in smaller pieces, where so much is free for it."""
+        """Whether a step with this need has to compute in smaller pieces, with so much free for
+        it."""
         return self.saves > 0 and free - GAP * self.ratio * need < TRYING + own_reserve()
 
     def left_alone(self, need: float, free: float) -> int:
-        """Bytes that a step with this need leaves of what is free for it: the reserve, or what there is of it. Gaps are no need."""
+        """Bytes that a step with this need leaves free: the reserve, or as much of it as there is.
+        Gaps are not counted."""
         own = own_reserve()
         return int(min(max(RESERVE, own), max(own, free - self.ratio * need - TRYING)))
 
     # ----------------------------------------------------------------------------------------------- stock's question
 
     def told(self, nbytes: float, elements: int, *, is_ours: bool) -> float:
-        """What stock is told that a latent of so many elements needs, of the bytes that were reckoned with.
+        """The answer to stock's question how much a latent of so many elements needs. nbytes: the
+        estimate.
 
-        Before it loads a model it leaves that much of the card. While it asks which prompts to batch, its own margin is half as
-        much again: right for its own reckoning, and too much for a family's, beside which the reserve would stay whole."""
+        Before stock loads a model it leaves that much of the card free. While it asks which prompts
+        to batch, it adds half as much again: right for its own estimate, and too much for a
+        family's, beside which the whole reserve would stay free.
+        """
         needed = self.ratio * nbytes
         if not self.is_batching:
             for one in (self, *self.others):  # a sampling begins
@@ -122,7 +140,7 @@ class Reckoning:
 
     @contextmanager
     def batching(self) -> Iterator[None]:
-        """For this time stock asks which prompts to batch."""
+        """While active, stock is asking which prompts to batch."""
         self.is_batching = True
         try:
             yield
@@ -131,8 +149,8 @@ class Reckoning:
 
     @contextmanager
     def split(self, others: Sequence[Reckoning], *, is_alone: bool) -> Iterator[None]:
-        """For this time stock asks what a sampling needs whose prompts go to several cards: of the others' models it asks nothing,
-        and they need as much. is_alone: each card computes one prompt."""
+        """While active, stock asks for the need of a sampling on several cards. It does not ask the
+        others' models, which need as much. is_alone: each card computes one prompt."""
         before, self.others = self.is_alone, others
         for one in (self, *others):
             one.is_alone = is_alone or before
@@ -144,12 +162,13 @@ class Reckoning:
     # ------------------------------------------------------------------------------------------------- the weights'
 
     def room(self, room: float, free: float, narrow: int, whole: int, most: int) -> float:
-        """Bytes for the blocks' weights: all are `most`, they pass through in `whole`, and in parts in `narrow`.
+        """Bytes for the blocks' weights, of which there are `most`; blocks pass whole through
+        `whole` bytes, and in parts through `narrow`.
 
-        room, free  what stock would give them, and what is free for weights and step together
+        room, free  stock's bytes for the weights, and the free bytes for weights and step together
 
-        Where part of the model streams anyway, prompts that can be one batch come before residents, and before the reserve: a
-        batch brings the weights over the bus once instead of twice.
+        If part of the model streams in any case, a batch of prompts comes before residents and
+        before the reserve, because it brings the weights over the bus once instead of twice.
         """
         mm, own = comfy.model_management, own_reserve()
         wish: float = max(RESERVE + TRYING, own + TRYING, mm.minimum_inference_memory())
@@ -170,12 +189,13 @@ class Reckoning:
         return narrow
 
     def _least(self, needed: float) -> float:
-        """Bytes with which a step that needs so much gets by, where it computes in smaller pieces."""
+        """Bytes with which a step that needs so much gets by, in smaller pieces if they are
+        possible."""
         return GAP * (needed - self.ratio * self.saves) if self.is_ours else GAP * needed
 
 
 class _Reckoned:
-    """What the class of a streamed model is mixed with: stock asks a model how much a latent takes."""
+    """Mixed into the class of a streamed model, which stock asks how much a latent takes."""
 
     def memory_required(self, input_shape: Sequence[int], cond_shapes: Mapping[str, Any] | None = None) -> float:
         model: Any = self
@@ -183,11 +203,11 @@ class _Reckoned:
         stock: float = super().memory_required(input_shape, cond_shapes=cond_shapes or {})  # type: ignore[misc]
         bare: float = super().memory_required(input_shape)  # type: ignore[misc]
         ours = reckoning.own_need(model, input_shape)
-        # What is joined to the latent (references, poses) counts as stock counts it.
+        # Parts joined to the latent (references, poses) count as stock counts them.
         needed = stock if ours is None else ours * (stock / bare if bare else 1.0)
         return reckoning.told(needed, math.prod(input_shape), is_ours=ours is not None)
 
 
 def reckon(model: Any, reckoning: Reckoning) -> None:
-    """Let a stock model be reckoned with so."""
+    """Let a stock model answer with these estimates."""
     mix(model, _Reckoned, **{RECKONING: reckoning})

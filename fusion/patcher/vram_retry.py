@@ -1,15 +1,15 @@
-"""Around each call of a model: what it took of VRAM is measured, and made room for where it was too little.
+"""Measures the VRAM of each call of a model, and makes room for a call that runs out of it.
 
-What is captured of a short step (`graphs/calls.py`) takes the room that the step's activations were
-reckoned with: they are made in it. It is in the device's budget beside the weights, stays under the
-limit below, and is the first that is given back.
+A captured short step (`graphs/calls.py`) lives in the room that was estimated for the step's
+activations, because they are made in it. It is in the device's budget beside the weights, stays
+under the limit below, and is given back first.
 
-While a step runs, torch's allocator may not grow into the last of the card: left alone it keeps
-what it no longer uses until nothing is free, and desktop and driver need some too. How much that
-is, and what yields where the card is small, says `vram_estimate.py`. A step that runs out of VRAM
-all the same is computed again: with all of the card; after the weights have given back all but
-their window; with blocks in parts; and where that is too little for several prompts in a batch, one
-by one. Each of these is what was reckoned with to begin with, unless the reckoning was wrong.
+While a step runs, torch's allocator may not grow into the last part of the card: left alone it
+keeps unused memory until nothing is free, and desktop and driver need some, too. `vram_estimate.py`
+says how much that is, and what yields on a small card. A step that still runs out of VRAM is
+computed again: with all of the card; after the weights have given back all except their window;
+with blocks in parts; and if that is too little for a batch of prompts, one by one. Each of these is
+only reached if the estimate was wrong.
 """
 
 from __future__ import annotations
@@ -34,14 +34,16 @@ from .vram_estimate import RESERVE, SMALL_PIECES, Reckoning, own_reserve, reckon
 
 
 def attach(patcher: Any, reckoning: Reckoning) -> None:
-    """Let the model of this streaming patcher, and of its clones, be reckoned with so, measured and retried."""
+    """Let calls of this streaming patcher's model, and of its clones, be estimated so, measured and
+    retried."""
     reckon(patcher.model, reckoning)
     wrap(patcher, STEP, step)
     patcher.add_wrapper_with_key(comfy.patcher_extension.WrappersMP.CALC_COND_BATCH, STEP, batches)
 
 
 def batches(executor: Any, model: Any, conds: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """All prompts of a step, as stock's wrappers have it: in batches that fit, as far as can be told before."""
+    """All prompts of a step, as stock's wrappers call it: in batches that fit, as far as can be
+    estimated."""
     reckoning: Reckoning = model.fusestream_reckoning
     before, is_for_now = reckoning.apart, False
     try:
@@ -53,7 +55,8 @@ def batches(executor: Any, model: Any, conds: Any, x: torch.Tensor, *args: Any, 
             except vram_pool.OutOfVram:
                 if not x.numel() < reckoning.failed < reckoning.apart:
                     raise
-            # While kernels were being chosen some took more than those that are chosen do: the next step tries once more.
+            # Kernels that were tried may have taken more memory than the chosen ones, so the next
+            # step tries a batch once more.
             is_for_now = is_for_now or (tuner().trials != trials and reckoning.chances > 0)
             reckoning.apart = reckoning.failed
             logging.info("FuseStream: the prompts do not fit into one batch; they are computed one by one.")
@@ -63,8 +66,8 @@ def batches(executor: Any, model: Any, conds: Any, x: torch.Tensor, *args: Any, 
 
 
 def step(executor: Any, *args: Any, **kwargs: Any) -> Any:
-    """One call of the model, as stock's wrappers have it. Others of the same model wait: a thread that ComfyUI no longer waits for
-    may be in one."""
+    """One call of the model, as stock's wrappers call it. Other calls of the same model wait,
+    because a thread that ComfyUI gave up on may still be in one."""
     call = ModelCall(executor, args, kwargs)
     with call.stream.calling:
         together = call.stream.together
@@ -94,8 +97,8 @@ def _step(call: ModelCall) -> Any:
                 return _measured(call, need or 0.0)
         except torch.OutOfMemoryError:
             if _tried(stream) == tried:
-                reckoning.tight = x.numel()  # or every step would be computed twice
-        # Here, behind the `except`, the frames that failed are gone, and their tensors with them.
+                reckoning.tight = x.numel()  # so that not every step is computed twice
+        # Here, after the `except`, the frames that failed are gone, and their tensors with them.
         _give_back_graphs(x)
         _tidy(x)
         logging.info("FuseStream: the step needs some of the VRAM that is left to others; it runs again.")
@@ -107,7 +110,7 @@ def _step(call: ModelCall) -> Any:
         if give_back is not None:
             freed = _give_back_graphs(x) + give_back()
             if not freed:
-                continue  # what failed would fail again
+                continue  # it would fail again
             _tidy(x)
             logging.warning(
                 "FuseStream: out of VRAM (%s). The weights give back %.2f GiB; the step runs again.",
@@ -124,7 +127,7 @@ def _step(call: ModelCall) -> Any:
 
 
 def _in_small_pieces(call: ModelCall, reckoning: Reckoning, need: float) -> float:
-    """Let a step compute so, and what it needs then."""
+    """Let a step compute in small pieces; returns what it needs then."""
     if not reckoning.saves or call.options.get(PIECES) == SMALL_PIECES:
         return need
     call.set_option(PIECES, SMALL_PIECES)
@@ -132,7 +135,7 @@ def _in_small_pieces(call: ModelCall, reckoning: Reckoning, need: float) -> floa
 
 
 def _give_back_graphs(x: torch.Tensor) -> int:
-    """What was captured of short calls, of all models. Returns the bytes."""
+    """Give back the captured calls of all models. Returns the bytes."""
     freed = vram_pool.pool_of(x.device).release_graphs()
     if freed:
         logging.info(
@@ -147,7 +150,7 @@ def _tidy(x: torch.Tensor) -> None:
 
 
 def _free(device: torch.device) -> float:
-    """Bytes for a step beside what the weights hold: of the card, and what torch keeps and does not use."""
+    """Bytes for a step beside the weights: free on the card, and unused in torch's allocator."""
     if device.type != "cuda":
         return float(comfy.model_management.get_free_memory(device))
     kept = _counted("reserved_bytes", "current", device) - _counted("active_bytes", "current", device)
@@ -156,7 +159,7 @@ def _free(device: torch.device) -> float:
 
 @contextlib.contextmanager
 def _leaving(nbytes: int, device: torch.device) -> Iterator[None]:
-    """For this time torch takes no more than leaves this much of the card free."""
+    """While active, torch leaves this much of the card free."""
     if device.type != "cuda":
         yield
         return
@@ -166,7 +169,7 @@ def _leaving(nbytes: int, device: torch.device) -> Iterator[None]:
 
 
 def _measured(call: ModelCall, reckoned: float) -> Any:
-    """One try. reckoned: bytes that it needs by its family's reckoning; 0: it has none."""
+    """One try. reckoned: bytes by the family's estimate; 0: it has none."""
     x = call.x
     if not x.is_cuda:
         return call.run()
@@ -179,22 +182,25 @@ def _measured(call: ModelCall, reckoned: float) -> Any:
     if not reckoning.is_choosing:
         reckoning.measured(took, reckoned)
     elif took > reckoning.ratio * reckoned:
-        # This says nothing about the next step, and the allocator is left with pieces of it in between the tensors.
+        # This says nothing about the next step, and leaves pieces between the tensors in the
+        # allocator.
         torch.cuda.empty_cache()
     return out
 
 
 def _tried(stream: BlockStream) -> tuple[int, int]:
-    """Counts of what takes memory that the next step does not: kernels that are slower and may need more than those that will be
-    chosen, and calls that are captured, whose inputs and results lie there twice."""
+    """Counts of events whose memory the next step does not need: trials of kernels that are slower
+    and may need more than the chosen ones, and captures of calls, whose inputs and results exist
+    twice."""
     return tuner().trials, 0 if stream.residency.graphs is None else stream.residency.graphs.attempts
 
 
 def _counted(what: str, which: str, device: torch.device) -> int:
-    """Bytes by torch's count. `torch.cuda.memory_allocated` and its kin make a list of all there is to know first, every
-    time."""
+    """Bytes by torch's count. `torch.cuda.memory_allocated` and the like build a list of all
+    counters each time."""
     stats = torch.cuda.memory_stats_as_nested_dict(device)
-    return int(stats[what]["all"][which]) if stats else 0  # torch counts nothing before its first tensor on the card
+    # torch counts nothing before the first tensor on the card
+    return int(stats[what]["all"][which]) if stats else 0
 
 
 def _too_little(stream: BlockStream, held: int, message: str) -> vram_pool.OutOfVram:
