@@ -1,7 +1,6 @@
-"""What is looked at once, when a sampling begins and before the model is loaded for it: whether model, latents and prompts go
-together, and how many prompts there are. It stands around each sampling with a MODEL of our loader and with its clones, streamed or
-not.
-"""
+"""Checks at the start of a sampling, before the model is loaded for it: whether model, latents and
+prompts go together, and how many prompts there are. They wrap each sampling with a MODEL of our
+loader and with its clones, streamed or not."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ PUBLISHED = "the text encoder that was published with it"
 
 
 def attach(patcher: Any, path: str, family: Family | None) -> None:
-    """Nobody knows enough of a model without a family."""
+    """Check samplings of this patcher. Without a family too little is known of the model."""
     if family is not None:
         around = partial(_look, Path(path).name, family)
         patcher.add_wrapper_with_key(comfy.patcher_extension.WrappersMP.OUTER_SAMPLE, BEFORE_SAMPLING, around)
@@ -35,7 +34,7 @@ def attach(patcher: Any, path: str, family: Family | None) -> None:
 def _look(
     name: str, family: Family, executor: Any, noise: torch.Tensor, latents: torch.Tensor, *args: Any, **kwargs: Any
 ) -> Any:
-    """One sampling, as stock's wrappers have it. latents: [batch, channels, ...]."""
+    """One sampling, as stock's wrappers call it. latents: [batch, channels, ...]."""
     guider = executor.class_obj
     model = guider.model_patcher.model
     fault = _wrong_latents(name, family, model.latent_format, latents)
@@ -55,7 +54,8 @@ def _look(
 
 
 def is_one_prompt(guider: Any) -> bool:
-    """Whether each step computes one prompt: stock leaves out the negative one where its guidance is 1."""
+    """Whether each step computes one prompt, because stock leaves out the negative one if the
+    guidance is 1."""
     conds: Mapping[str, Any] = guider.conds
     if sum(map(len, conds.values())) == 1:
         return True
@@ -66,7 +66,8 @@ def is_one_prompt(guider: Any) -> bool:
 
 
 def _wrong_latents(name: str, family: Family, wanted: Any, latents: torch.Tensor) -> str | None:
-    """An empty latent stock has made fit already; what is left was encoded, or sampled, for another model."""
+    """Why the latents do not fit. Stock has already adapted empty ones, so these were encoded, or
+    sampled, for another model."""
     channels: int = wanted.latent_channels
     if latents.ndim != wanted.latent_dimensions + 2 or latents.shape[1] == channels:
         return None
@@ -77,7 +78,7 @@ def _wrong_latents(name: str, family: Family, wanted: Any, latents: torch.Tensor
 
 
 def _wrong_prompts(name: str, family: Family, net: Any, prompts: Sequence[Mapping[str, Any]]) -> str | None:
-    """Stock would say so in the network, in shapes."""
+    """Why the prompts do not fit. Stock would say so inside of the network, in shapes."""
     read = None if family.reads is None else family.reads(net)
     if read is None:
         return None

@@ -1,5 +1,6 @@
-"""Whether a model's last sampling chose kernels while it ran. Candidates round differently: with the same seed, what was sampled
-before a choice and what is sampled after it may differ in the last bits. Once all is chosen they are the same."""
+"""Whether a model's last sampling chose kernels while it ran. Candidates round differently, so
+samplings with the same seed before and after a choice may differ in the last bits. Once all is
+chosen they are equal."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from ..base.hooks import UNDECIDED
 
 @contextlib.contextmanager
 def counting(model: Any) -> Iterator[None]:
-    """For one sampling with stock's model, also one that is interrupted."""
+    """Count during one sampling with stock's model, also if it is interrupted."""
     before = tuner().undecided
     try:
         yield
@@ -23,7 +24,7 @@ def counting(model: Any) -> Iterator[None]:
 
 
 def words(model: Any) -> str:
-    """What the report says of it; nothing where all was chosen before."""
+    """The report's sentence on it; empty if everything was chosen before."""
     calls: int = getattr(model, UNDECIDED, 0)
     if not calls:
         return ""

@@ -1,6 +1,8 @@
-"""How long steps have taken on this machine, by model, kernels and size; kept in a file between two starts of ComfyUI.
+"""How long steps have taken on this machine, by model, kernels and size; kept in a file between two
+starts of ComfyUI.
 
-The file is replaced as a whole. Of two servers that share it the later one's samplings stay, the other's are measured again.
+The file is replaced as a whole. If two servers share it, the later one's samplings stay, and the
+other's are measured again.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ log = logging.getLogger("fusestream.estimate")
 
 
 def describe(model: Any) -> tuple[str, str, str, int]:
-    """Of a streamed MODEL: card, file, kernels, and the bytes that its blocks hold."""
+    """Card, file and kernels of a streamed MODEL, and the bytes that its blocks hold."""
     return card_name(model.load_device), model.stream.path.name, kernels_key(model), model.stream.residency.held
 
 
@@ -38,13 +40,14 @@ def card_name(device: Any) -> str:
 
 
 def kernels_words(model: Any) -> str:
-    """By what a step's time depends on the nodes behind a loader."""
+    """The settings of the nodes after a loader that a step's time depends on, in words."""
     policy = policy_of_model(model)
     return _with_sparsity(model, "none" if policy is None else policy_words(policy, model))
 
 
 def kernels_key(model: Any) -> str:
-    """The words under which times are kept. Where `auto` computes as another quality, both have the same times."""
+    """The words under which times are kept. If `auto` computes as another quality does, both share
+    their times."""
     policy = policy_of_model(model)
     if policy is not None and rates_of_policy(model, policy) == "precise":
         policy = replace(policy, precision="precise")
@@ -67,7 +70,7 @@ def find(card: str, file: str, kernels: str, shape: Sequence[int], prompts: int)
 
 
 def read(path: Path) -> None:
-    """Take up what an earlier start has kept. What cannot be read is measured again."""
+    """Read what an earlier start has kept. Times that cannot be read are measured again."""
     try:
         if path.stat().st_size > MOST_BYTES:
             raise ValueError(f"it is larger than {MOST_BYTES >> 10} KiB")
@@ -83,7 +86,7 @@ def read(path: Path) -> None:
 
 
 def write(path: Path) -> None:
-    """All that are kept, where the file does not have them."""
+    """Write all kept samplings, unless the file has them already."""
     text = json.dumps({"format": FORMAT, "samplings": [asdict(one) for one in step_timer.kept()]}) + "\n"
     try:
         if path.is_file() and path.read_text(encoding="utf-8") == text:
@@ -97,7 +100,7 @@ def write(path: Path) -> None:
 
 
 def _checked(entry: dict[str, Any]) -> Sampled:
-    """Raises where it is none."""
+    """The sampling; raises if the entry is not one."""
     sampled = Sampled(**{**entry, "shape": tuple(entry["shape"])})
     words, counts = (sampled.card, sampled.file, sampled.policy), (*sampled.shape, sampled.prompts, sampled.steps)
     seconds = (sampled.seconds, sampled.first, sampled.spent, sampled.held)

@@ -1,7 +1,8 @@
-"""How fast a sampling goes: told while it runs, kept when it is over.
+"""The speed of a sampling: told while it runs, kept when it is over.
 
-A sampler's own callback says when a step's network has run, so a step is timed whatever sampler computes it and in however many
-calls of the model. The first step brings the weights and may choose kernels: it counts only where there is no other.
+A sampler's own callback says when a step's network has run, so a step is timed for any sampler and
+any number of calls of the model. The first step brings the weights and may choose kernels, so it
+counts only if there is no other.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ MOST = 64  # samplings that are kept
 
 @dataclass(frozen=True)
 class Reading:
-    """After so many of the steps. seconds: of a step; None: none is over. spent: since it began."""
+    """The state after some steps. seconds: of a step; None: none is over. spent: since the
+    start."""
 
     step: int
     steps: int
@@ -40,9 +42,10 @@ class Reading:
 class Sampled:
     """A sampling that is over, or was stopped.
 
-    card, file, policy   where, of which model, under which kernels, all in words
+    card, file, policy   the card, the model's file and its kernels, in words
     shape                of the latent; prompts: how many each step computes
-    seconds              of a step; first: of the first one, which brings the weights; held: bytes of the blocks on the device
+    seconds              of a step; first: of the first one, which brings the weights
+    held                 bytes of the blocks on the device
     """
 
     card: str
@@ -59,7 +62,8 @@ class Sampled:
 
 @dataclass
 class Pace:
-    """Of one model, shared by its clones. listener: hears of each step; must be quick, and not raise."""
+    """The timings of one model, shared by its clones. listener: called at each step; must be quick,
+    and not raise."""
 
     listener: Callable[[Reading], None] | None = None
     last: Sampled | None = None
@@ -69,7 +73,7 @@ _kept: deque[Sampled] = deque(maxlen=MOST)
 
 
 def kept() -> list[Sampled]:
-    """Of this process, and what was read in; the newest last."""
+    """The samplings of this process, and those that were read in; the newest last."""
     return list(_kept)
 
 
@@ -78,20 +82,20 @@ def keep(sampled: Sampled) -> None:
 
 
 def pace_of(model: Any) -> Pace | None:
-    """Of a MODEL."""
+    """The timings of a MODEL, if it has any."""
     found: Pace | None = getattr(getattr(model, "model", None), PACE, None)
     return found
 
 
 def attach(patcher: Any, describe: Callable[[Any], tuple[str, str, str, int]]) -> None:
-    """Let the samplings with this streaming patcher's model, and with its clones, be timed. describe: of the MODEL that is sampled
-    with, card, file, policy and the bytes that its blocks hold now."""
+    """Time the samplings with this streaming patcher's model, and with its clones. describe: gives
+    card, file, policy and the bytes that the blocks hold now, for the MODEL that samples."""
     setattr(patcher.model, PACE, Pace())
     patcher.add_wrapper_with_key(comfy.patcher_extension.WrappersMP.OUTER_SAMPLE, PACE_WRAPPER, _Timed(describe))
 
 
 class _Timed:
-    """Around a sampling, as stock's wrappers have it."""
+    """Wraps a sampling, as stock's wrappers do."""
 
     def __init__(self, describe: Callable[[Any], tuple[str, str, str, int]]) -> None:
         self._describe = describe
@@ -127,7 +131,7 @@ class _Timed:
 
 
 class _Steps:
-    """Of one sampling."""
+    """The steps of one sampling."""
 
     def __init__(self, pace: Pace, steps: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._pace, self._steps, self._clock = pace, steps, clock
@@ -144,7 +148,7 @@ class _Steps:
         return median(took[1:] or took) if took else None
 
     def step(self, done: int) -> None:
-        """So many are over. Samplers that look twice at a step say so twice."""
+        """Note that so many steps are over. Samplers that evaluate a step twice say so twice."""
         if done > self._done:
             self._times.append(self._clock())
             self._tell(is_over=False)
