@@ -1,16 +1,17 @@
-"""The override: self-attention over a long video, of some of the key blocks.
+"""The override: self-attention over a long video that visits some of the key blocks.
 
-    stock's call ─ long? not one of the first steps or layers? fp16 on the card? ─ no ─ the override that was there, or stock
-          │ yes
-          ├─ top-k   q, k, v in tile order, a quarter of the heads at a time ─ choose_blocks ─ attention, with the means of what
-          │          is not visited ─ back in the order of the video
-          └─ radial  attention with the fixed list, as the tokens come
+    stock's call ─ long? not one of the first steps or layers? fp16 on the card?
+          ├─ no ──── the override that was there, or stock
+          ├─ top-k   q, k, v in tile order, a quarter of the heads at a time ─ choose_blocks ─
+          │          attention, with the means of unvisited blocks ─ back in the video's order
+          └─ radial  attention with the fixed list, tokens in the video's order
 
-It stands around whatever override was there before, and hands each call on to it, as it came, that it does not serve itself:
-FuseStream's own, another node's, or none. The policy of the kernels comes with the call, as it does for blocks; a model that
-FuseStream did not load has the standard one.
+It wraps the override that was there before, FuseStream's own, another node's, or none, and passes
+on each call that it does not serve, unchanged. The policy of the kernels comes with the call, as
+for blocks; a model that FuseStream did not load has the standard one.
 
-Under torch.compile it runs between the graphs: a graph would keep the step and the layer of the call that it was made in.
+Under torch.compile it runs between the graphs, because a graph would keep the step and the layer of
+the call in which it was made.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ from .settings import Settings
 from .tally import Tally
 
 HAND_BACK = HandBack("sparse attention", "FuseStream Sparse Attention", instead="dense attention")
-SIZES = 8  # of videos whose order or list is kept: context windows have a few
-# Of the heads, of which one at a time is in tile order: a copy of q, k, v would be three times the activations.
+SIZES = 8  # videos' sizes whose order or list is kept: context windows have a few
+# The heads are put in tile order in so many groups, because a copy of all q, k and v would take
+# three times the activations.
 PIECES = 4
 
 NO_GRID = "the model does not say how its tokens lie in frames, lines and columns, as radial needs it"
@@ -46,10 +48,10 @@ FIRST_LAYER = "one of the first layers"
 
 
 class SparseAttention:
-    """Stock's attention call, served sparsely. One for each MODEL that comes out of the node."""
+    """Stock's attention call, computed sparsely. One for each MODEL that comes out of the node."""
 
     def __init__(self, settings: Settings, held: Callable[..., Tensor] | None = None) -> None:
-        """held: the override that was there."""
+        """held: the override that was there before."""
         self.settings, self.held = settings, held
         self.tally = Tally()
         self._short = f"shorter than {settings.least_tokens} tokens"
@@ -57,7 +59,7 @@ class SparseAttention:
         self._radial = lru_cache(maxsize=SIZES)(radial)
 
     def around(self, held: Callable[..., Tensor] | None) -> SparseAttention:
-        """The same around another override."""
+        """The same settings around another override."""
         return SparseAttention(self.settings, held)
 
     def __call__(self, stock: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
@@ -69,7 +71,8 @@ class SparseAttention:
     def _serve(self, stock: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
         call = StockCall(*args, **kwargs)
         if call.tokens != call.k.shape[-2]:
-            return self._hand_on(stock, args, kwargs)  # to the text, or to a picture: not ours
+            # attention to a text or a picture is not ours
+            return self._hand_on(stock, args, kwargs)
         if call.tokens < self.settings.least_tokens:
             self.tally.dense(self._short)
             return self._hand_on(stock, args, kwargs)
@@ -88,13 +91,14 @@ class SparseAttention:
             return self._hand_on(stock, args, kwargs)
 
     def _hand_on(self, stock: Callable[..., Tensor], args: Any, kwargs: Any) -> Tensor:
-        """To what would serve without us, with the arguments as they came."""
+        """Pass the call on, unchanged, to the override before this one, or to stock."""
         return stock(*args, **kwargs) if self.held is None else self.held(stock, *args, **kwargs)
 
     # -------------------------------------------------------------------------------------------------- whether at all
 
     def _obstacle(self, call: StockCall) -> str | None:
-        """Why this cannot be sparse, in words a user understands; None if it can. The ledger has it, too."""
+        """Why this cannot be sparse, in words a user understands; None if it can. The ledger gets
+        the reason, too."""
         d = call.q.shape[-1] if call.skip_reshape else call.q.shape[-1] // call.heads
         reason = wrong_tensor(call.q) or call.unknown()
         if reason is None and d not in HEADS:
@@ -112,7 +116,7 @@ class SparseAttention:
         return reason
 
     def _choice(self, call: StockCall) -> str | None:
-        """Why this stays dense though it need not: as the user wants it."""
+        """Why this stays dense by the user's settings; None: it need not."""
         so_far = call_of(call.options)
         layer = so_far.next_layer()
         if layer < self.settings.dense_layers:
@@ -128,11 +132,11 @@ class SparseAttention:
     # ------------------------------------------------------------------------------------------------------ the sparse
 
     def _sparse(self, call: StockCall) -> Tensor:
-        """[batch, tokens, heads, d], as our op answers."""
+        """The attention's output [batch, tokens, heads, d], as of our op."""
         q, k, v = call.operands()
         policy, grid = forced(policy_of(call.options) or STANDARD), grid_of(call)
         if self.settings.method == "radial":
-            assert grid is not None  # or there was an obstacle
+            assert grid is not None  # ensured by `_obstacle`
             return self._by_list(q, k, v, call.scale, policy, self._radial(grid, q.device))
         if grid is None:
             return self._by_scores(q, k, v, scale=call.scale, policy=policy)
@@ -161,12 +165,14 @@ class SparseAttention:
 
 
 def forced(policy: KernelPolicy) -> KernelPolicy:
-    """The same tier, by our kernels: torch's would need a mask of every query and key."""
+    """The policy with our kernels forced, because torch's would need a mask of every query and
+    key."""
     return KernelPolicy.of("on", precision=policy.precision, isa=policy.isa)
 
 
 def grid_of(call: StockCall) -> Grid | None:
-    """How the tokens of a self-attention lie in frames, lines and columns, if they are those that the model told of."""
+    """Frames, lines and columns of the tokens of a self-attention, if they are those that the model
+    told of."""
     found = call.options.get("grid_sizes")
     if found is None or len(found) != 3:
         return None

@@ -1,4 +1,4 @@
-"""A MODEL whose attention is sparse, and what is known of it."""
+"""A MODEL whose attention is sparse."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .settings import Settings
 
 
 def sparse(model: Any, settings: Settings) -> Any:
-    """A clone of a stock MODEL with sparse attention. One that has it already gets these settings in place of its own."""
+    """A clone of a stock MODEL with sparse attention. These settings replace those it had."""
     clone = model.clone()
     options = clone.model_options.setdefault("transformer_options", {})
     held = options.get(HOOK)
@@ -25,13 +25,14 @@ def sparse(model: Any, settings: Settings) -> Any:
 
 
 def reinstalled(held: Any, ours: AttentionOverride) -> Any:
-    """The override that a model with this one has when its own attention is replaced by `ours`: what the user put there stays."""
+    """The override of a model with override `held` after its own attention is replaced by `ours`:
+    one that the user added stays."""
     if isinstance(held, SparseAttention):
         return held.around(reinstalled(held.held, ours))
     return ours if held is None or isinstance(held, AttentionOverride) else held
 
 
 def sparse_of(options: Mapping[str, Any]) -> SparseAttention | None:
-    """What makes the attention sparse under these transformer_options; None: nothing."""
+    """The sparse attention in these transformer_options; None: there is none."""
     found = options.get(HOOK)
     return found if isinstance(found, SparseAttention) else None

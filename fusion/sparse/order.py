@@ -1,8 +1,9 @@
 """Tokens of a video in tiles of space and time, so that the tokens of a block lie close together.
 
-A video's tokens come frame by frame, and within a frame line by line: 64 in a row are a stripe. In tiles of four frames by
-four lines by four columns they are a cube, whose mean says something of each of them. The order is a permutation of the tokens
-that are there: what a tile lacks at the edge of the grid is not padded, the next tile follows at once.
+A video's tokens come frame by frame, and within a frame line by line: 64 in a row are a stripe. In
+tiles of four frames by four lines by four columns they are a cube, whose mean represents each of
+them. The order is a permutation of the existing tokens: tiles at the edge of the grid are not
+padded, and the next tile follows at once.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ TILE: Grid = (4, 4, 4)
 
 
 def tile_order(grid: Grid, device: torch.device, tile: Grid = TILE) -> Tensor:
-    """int64 [tokens]: which token of the video stands at each place."""
+    """int64 [tokens]: the number in the video of the token at each place."""
     axes = torch.meshgrid(*(torch.arange(size, device=device) for size in grid), indexing="ij")
     keys = [at // side for at, side in zip(axes, tile, strict=True)] + [
         at % side for at, side in zip(axes, tile, strict=True)

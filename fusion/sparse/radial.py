@@ -1,15 +1,16 @@
-"""Radial lists: which key blocks are visited where only the distance of two frames decides.
+"""Radial lists: key blocks chosen by the distance between two frames alone.
 
-What a token sees of another frame is mostly what was at the same place, and the less the further away that frame is. So:
+A token mostly sees the same place in another frame, and less of it the further away that frame is:
 
-    the first frame, the own, the one before and the one behind   all of their tokens
-    a frame further away     the tokens at places up to `reach` away, on both sides. The reach halves with each doubling of the
-                             distance, down to 128 tokens; beyond, only every second frame is visited, then every fourth
+    the first frame, its own and its two neighbours   all of their tokens
+    a frame further away   the tokens at places up to `reach` away, on both sides. The reach halves
+                           with each doubling of the distance, down to 128 tokens; beyond, only
+                           every second frame is visited, then every fourth
 
-Lists are made of blocks of queries by blocks of keys: a key block is visited where one of the queries sees one of its keys.
-It is reckoned by intervals, exactly: in a frame the queries of a block are neighbours, and so are the keys that they see in
-another frame. Of the key blocks a single query visits 34 % at 480x832x81 and 26 % at 720x1280x81, a block of 128 queries 40 %
-and 29 %.
+Lists are made of blocks of queries by blocks of keys: a key block is visited if one of the queries
+sees one of its keys. This is computed exactly, by intervals: the queries of a block are neighbours
+in a frame, and so are the keys that they see in another frame. A single query visits 34 % of the
+key blocks at 480x832x81 and 26 % at 720x1280x81, a block of 128 queries 40 % and 29 %.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from ...kernels_cuda.ops.attention.sparse_routing import KEY_BLOCK, QUERY_BLOCK
 from .order import Grid
 
 LEAST_REACH = 128  # tokens
-SHARE_OF_FADE = 0.2  # how far one sees, of how far the doubling alone would let one see
+SHARE_OF_FADE = 0.2  # share of the reach that doubling the distance alone would give
 NOTHING = -1
 
 
 @dataclass(frozen=True)
 class Radial:
-    """A list, and what is known of it without asking the device.
+    """A list, with its share of visited blocks known on the host.
 
     visited   share of the blocks
     """
@@ -40,7 +41,8 @@ class Radial:
 
 
 def radial(grid: Grid, device: torch.device) -> Radial:
-    """The list for a video of so many frames, lines and columns of tokens, shared by batch and heads."""
+    """The list for a video of so many frames, lines and columns of tokens, shared by batch and
+    heads."""
     seen = visited_blocks(grid, QUERY_BLOCK, KEY_BLOCK)
     counts = seen.sum(-1, dtype=torch.int32)
     keys = seen.int().sort(dim=-1, descending=True, stable=True).indices[:, : int(counts.max())].int()
@@ -50,8 +52,8 @@ def radial(grid: Grid, device: torch.device) -> Radial:
 
 
 def reach(apart: int, frame: int) -> int:
-    """How many places to either side a token sees in a frame that is so many frames away, where a frame has `frame` tokens; -1:
-    nothing of it."""
+    """Places to either side that a token sees in a frame `apart` frames away, for frames of `frame`
+    tokens; -1: it sees none of that frame."""
     if apart <= 1:
         return frame
     fade = 2.0 ** (frame.bit_length() - apart.bit_length())
@@ -65,7 +67,8 @@ def visited_blocks(grid: Grid, rows: int, size: int) -> Tensor:
     frames, frame = grid[0], grid[1] * grid[2]
     tokens = frames * frame
     reaches = torch.tensor([reach(apart, frame) for apart in range(frames)])
-    # Where a block of queries or a frame begins: between two of these, queries are neighbours in one of each.
+    # Starts of query blocks and of frames: between two of these, queries are neighbours in one
+    # frame.
     starts = torch.unique(torch.cat((torch.arange(0, tokens, rows), torch.arange(0, tokens, frame))))
     ends = torch.cat((starts[1:], torch.tensor([tokens])))
     own, of_key = starts // frame, torch.arange(frames)

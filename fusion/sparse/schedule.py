@@ -1,11 +1,13 @@
-"""Which attentions of a run stay dense: those of the first steps, which decide what is where, and those of the first layers.
+"""The attentions of a run that stay dense: those of the first steps, which decide the layout, and
+those of the first layers.
 
-Steps are told by the noise level of the call among those of the sampler, as stock leaves both in the transformer_options. Each
-sampler counts its own: the second one of a chain has first steps too. A caller that leaves none there has no first steps.
+A step is found by comparing the call's noise level with those of the sampler, both of which stock
+leaves in the transformer_options. Each sampler counts its own steps: the second one of a chain has
+first steps, too. Without these options there are no first steps.
 
-Layers are counted in each call of the model, by what is put into its transformer_options on the way: it goes away with them,
-and calls on several cards at once do not meet. The numbers that models give their blocks would not do: some begin anew within a
-call, and some models give none.
+Layers are counted in each call of the model, by an object in its transformer_options: it goes away
+with them, and calls on several cards do not meet. The numbers that models give their blocks would
+not do, because some start again within a call, and some models give none.
 """
 
 from __future__ import annotations
@@ -19,31 +21,31 @@ import torch
 from ..base.hooks import SPARSE, SPARSE_CALL
 from ..stream.model_call import ModelCall, wrap
 
-UNKNOWN = sys.maxsize  # the number of a layer of which nobody knows it
-NEARLY = 1e-6  # a quarter of 20 steps is 5, whatever comes out behind the point
+UNKNOWN = sys.maxsize  # the number of a layer that is not known
+NEARLY = 1e-6  # tolerance, so that a quarter of 20 steps is 5 in spite of rounding
 
 
 class CallSoFar:
-    """What is known of one call of the model."""
+    """The state of one call of the model."""
 
     def __init__(self) -> None:
         self.layers = 0
         self._early: bool | None = None
 
     def next_layer(self) -> int:
-        """The number of this attention."""
+        """The number of this attention in the call."""
         self.layers += 1
         return self.layers - 1
 
     def is_early(self, options: Mapping[str, Any], share: float) -> bool:
-        """Whether it is one of the first steps: asked of the device once."""
+        """Whether it is one of the first steps; asks the device once."""
         if self._early is None:
             self._early = is_early(options, share)
         return self._early
 
 
 def is_early(options: Mapping[str, Any], share: float) -> bool:
-    """Whether these options are of one of the first steps, of which there are so many."""
+    """Whether these options are of one of the first steps. share: of the sampler's steps."""
     now, levels = options.get("sigmas"), options.get("sample_sigmas")
     if share <= 0 or now is None or levels is None or len(levels) < 2:
         return False
@@ -52,8 +54,8 @@ def is_early(options: Mapping[str, Any], share: float) -> bool:
 
 
 def call_of(options: Mapping[str, Any]) -> CallSoFar:
-    """The call that an attention belongs to. Where nobody has begun one, the model was not called as ComfyUI's samplers do it:
-    then its first layers are not known, unless it numbers its blocks itself."""
+    """The call that an attention belongs to. Without one, the model was not called as ComfyUI's
+    samplers do it, and its first layers are unknown unless it numbers its blocks itself."""
     found: CallSoFar | None = options.get(SPARSE_CALL)
     if found is None:
         found = CallSoFar()
@@ -62,12 +64,12 @@ def call_of(options: Mapping[str, Any]) -> CallSoFar:
 
 
 def attach(patcher: Any) -> None:
-    """Let each call of this MODEL, and of its clones, be counted by itself."""
+    """Count the attentions of each call of this MODEL, and of its clones, separately."""
     wrap(patcher, SPARSE, begin)
 
 
 def begin(executor: Any, *args: Any, **kwargs: Any) -> Any:
-    """One call of the model, as stock's wrappers have it."""
+    """One call of the model, as stock's wrappers call it."""
     call = ModelCall(executor, args, kwargs)
     call.set_option(SPARSE_CALL, CallSoFar())
     return call.run()

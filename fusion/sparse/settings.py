@@ -1,4 +1,4 @@
-"""What a user asks for. Checked here, whoever asks."""
+"""The settings that a user chooses, checked for every caller."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from typing import Literal, get_args
 
 Method = Literal["top-k", "radial"]
 METHODS: tuple[Method, ...] = get_args(Method)
-LEAST_SHARE = 0.05  # less leaves a block of queries little more than its neighbours
+LEAST_SHARE = 0.05  # with less a block of queries sees little more than its neighbours
 
 
 @dataclass(frozen=True)
 class Settings:
     """How an attention is made sparse, and which ones stay dense.
 
-    method        top-k: the key blocks whose means go best with each query block's, and the means of the others in their place.
-                  radial: the same blocks always, fewer the further apart two frames are
-    share         of the key blocks that top-k visits, for each query block: neighbours, the first and a short last one among them
-    dense_steps   share of a sampler's steps that stay dense, the first ones
-    dense_layers  attentions of each model call that stay dense, the first ones
-    least_tokens  below, all stay dense: there is little to gain
+    method        top-k: the key blocks whose means match each query block's best, and the means of
+                  the others. radial: always the same blocks, fewer the further apart two frames are
+    share         of the key blocks that top-k visits for each query block, including neighbours,
+                  the first block and a short last one
+    dense_steps   share of a sampler's first steps that stay dense
+    dense_layers  number of first attentions of each model call that stay dense
+    least_tokens  attentions of fewer tokens stay dense, because there is little to gain
     """
 
     method: Method = "top-k"
@@ -38,7 +39,7 @@ class Settings:
     def _faults(self) -> Iterator[str]:
         if self.method not in METHODS:
             yield f"method is {self.method!r}; choose {' or '.join(METHODS)}"
-        if not LEAST_SHARE <= self.share <= 1:  # what is no number is in no range
+        if not LEAST_SHARE <= self.share <= 1:  # NaN is in no range
             yield f"share is {self.share}; choose {LEAST_SHARE} to 1"
         if not 0 <= self.dense_steps <= 1:
             yield f"dense_steps is {self.dense_steps}; choose 0 (none) to 1 (all)"
@@ -48,5 +49,5 @@ class Settings:
                 yield f"{name} is {count}; choose a whole number, 0 or more"
 
     def words(self) -> str:
-        """For the report."""
+        """The report's words."""
         return self.method if self.method == "radial" else f"{self.method}, {self.share:.0%} of the key blocks"

@@ -1,6 +1,7 @@
-"""What an override did: how many attentions, how much of them was visited, how long they took, and why others stayed dense.
+"""A count of what an override did: how many attentions, the share of visited blocks, their time,
+and why others stayed dense.
 
-Nothing waits for the device: what it has to say is added up there, and read when a report is made.
+Nothing waits for the device: its numbers are added up there, and read when a report is made.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from torch import Tensor
 from ...kernels_cuda import BlockList
 
 Kind = Literal["sparse", "dense"]
-MOST_TIMES = 128  # of each kind: the latest
+MOST_TIMES = 128  # of each kind: the latest are kept
 
 
 @dataclass(frozen=True)
 class Tallied:
-    """What was counted, as plain values.
+    """The counts as plain values.
 
-    sparse    how many attentions were, and of those
-    visited   which share of the blocks was visited; None: there were none
-    seconds   how long one of each kind took, typically, where one was timed
-    dense     (why, how many) of the others, most first
+    sparse    number of sparse attentions
+    visited   their share of visited blocks; None: there were none
+    seconds   median time of one of each kind, if any was timed
+    dense     (reason, count) of the others, most first
     """
 
     sparse: int
@@ -40,13 +41,14 @@ class Tallied:
 
 
 class Tally:
-    """Of one override. Several threads may run its model, each on a card of its own."""
+    """The counts of one override. Several threads may run its model, each on its own card."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sparse = 0
         self._dense: Counter[str] = Counter()
-        self._blocks, self._known = 0, 0.0  # blocks in all; of them visited, where the host knows
+        # all blocks; and the visited ones, as far as the host knows
+        self._blocks, self._known = 0, 0.0
         self._visited: dict[torch.device, Tensor] = {}
         self._times: dict[Kind, deque[tuple[Moment, Moment]]] = defaultdict(lambda: deque(maxlen=MOST_TIMES))
 
@@ -59,7 +61,8 @@ class Tally:
             self._dense[why] += 1
 
     def visited(self, blocks: BlockList, key_blocks: int) -> None:
-        """What a list for each batch row and head visits of so many key blocks: counted on the device."""
+        """Add the blocks that a list for each batch row and head visits, of so many key blocks:
+        counted on the device."""
         count = blocks.counts.sum()
         with self._lock:
             self._blocks += blocks.counts.numel() * key_blocks
@@ -67,20 +70,20 @@ class Tally:
             self._visited[count.device] = count if before is None else before + count
 
     def visited_share(self, share: float, blocks: int) -> None:
-        """The same of a list that is known."""
+        """Add a list whose share is known on the host."""
         with self._lock:
             self._blocks += blocks
             self._known += share * blocks
 
     @contextmanager
     def timed(self, kind: Kind, device: torch.device) -> Iterator[None]:
-        """How long the device is busy with what is called in here."""
+        """Time how long the device is busy with the calls inside."""
         start = Moment(device)
         yield
         self._times[kind].append((start, Moment(device)))
 
     def read(self) -> Tallied:
-        """Waits for the device."""
+        """The counts so far. Waits for the device."""
         with self._lock:
             visited = self._known + sum(int(count) for count in self._visited.values())
             share = visited / self._blocks if self._blocks else None
@@ -90,7 +93,7 @@ class Tally:
 
 
 class Moment:
-    """When a device got here."""
+    """The moment at which a device got here."""
 
     def __init__(self, device: torch.device) -> None:
         self._at: float | torch.cuda.Event
@@ -101,7 +104,7 @@ class Moment:
             self._at = time.perf_counter()
 
     def until(self, end: Moment) -> float:
-        """Seconds, on the same device. Waits for the end."""
+        """Seconds until another moment of the same device. Waits for it."""
         if isinstance(self._at, float):
             assert isinstance(end._at, float)
             return end._at - self._at
