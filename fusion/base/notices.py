@@ -21,7 +21,7 @@ _said: set[str] = set()
 def warn(sentence: str) -> None:
     """Say a sentence that names the thing and the remedy, once in a run. It may be called
     repeatedly."""
-    global _run  # a process has one run at a time
+    global _run  # noqa: PLW0603 - a process has one run at a time
     run = _current_run()
     if run != _run:
         _run = run

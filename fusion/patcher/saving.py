@@ -61,7 +61,7 @@ def write(path: Any, tensors: Mapping[str, Any], metadata: Mapping[str, str] | N
                     made = tensors[name].detach() if _patcher_of(tensors[name]) is None else tensors[name]
                     made = made.to("cpu").reshape(
                         layout[name][1]
-                    )  # a scale that was a row may have become one number
+                    )  # a scale that was a row of numbers may have become a single one
                     if written is not None:
                         written.result()
                     written = behind.submit(writer.write, name, made)
