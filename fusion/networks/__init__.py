@@ -1,2 +1,3 @@
-"""Networks that are no diffusion models and are loaded whole: stock's upscale models, BiRefNet, RT-DETR and depth models, and those
-that give pictures another look. No model that streams knows of them."""
+"""Networks other than diffusion models, loaded whole: stock's upscale models, BiRefNet, RT-DETR and
+depth models, and networks that give pictures another look. Streamed models do not depend on
+them."""

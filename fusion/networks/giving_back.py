@@ -1,15 +1,20 @@
-"""A patcher of stock's for networks whose calls are captured (`kernels_cuda/modules/graphs.py`): what was captured is given back
-before anything else when ComfyUI wants room, and with the weights when it unloads them.
+"""A stock patcher for networks whose calls are captured (`kernels_cuda/modules/graphs.py`).
+Captures are given back first when ComfyUI wants room, and together with the weights when it unloads
+them.
 
-Stock's accounts know weights alone. What a graph keeps is torch's memory or the driver's, within a bound that stock leaves free for
-computing anyway. Where stock pages VRAM itself it asks nobody for what is no weight: there it is given back after each prompt.
+Stock's accounts know weights only. The memory of a graph is torch's or the driver's, within a limit
+that stock leaves free for computing anyway. Where stock pages VRAM itself it asks no patcher for
+other memory than weights, so captures are given back after each prompt.
 
-The patcher is stock's that loads a model once. Of layers that are torch's, not ComfyUI's operations, the one that pages VRAM brings
-all weights anew at each prompt: those of an ESRGAN take as long as it computes for a picture of 512x512 (0.2 s, on an H100's host).
+It is stock's patcher that loads a model once. The one that pages VRAM copies all weights of torch's
+layers, which are not ComfyUI's operations, anew at each prompt: for an ESRGAN this takes as long as
+computing a picture of 512x512 (0.2 s, on an H100's host).
 
-Stock leaves weights in RAM where what a node says it will need leaves no room for them, and its operations bring them at each call.
-torch's layers cannot: a network that has any is brought as a whole. These are small (an ESRGAN 33 MB, BiRefNet 0.5 GB), and what a
-node says is a guess: of an upscale model 4.8 GB, of a style network what a whole picture takes, which then goes in bands.
+Stock leaves weights in RAM if the memory that a node announces leaves no room for them, and its
+operations copy them at each call. torch's layers cannot do that, so a network that has any is
+loaded as a whole. These networks are small (an ESRGAN 33 MB, BiRefNet 0.5 GB), and the announced
+memory is a guess: for an upscale model 4.8 GB, for a style network the memory of a whole picture,
+which is then computed in bands.
 """
 
 from __future__ import annotations
@@ -30,12 +35,13 @@ _all: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class _GivesBack:
-    """What the patcher's class is mixed with; clones have it too."""
+    """Mixed into the patcher's class; clones have it, too."""
 
     model: nn.Module
 
     def partially_load(self, device_to: Any, extra_memory: float = 0, *args: Any, **others: Any) -> Any:
-        """As a whole, whatever room there is, if a layer of it cannot be left in RAM."""
+        """Load the model as a whole, regardless of room, if it has a layer that cannot be left in
+        RAM."""
         room = math.inf if _has_layers_of_torch(self.model) else extra_memory
         return super().partially_load(device_to, room, *args, **others)  # type: ignore[misc]
 
@@ -46,20 +52,20 @@ class _GivesBack:
         return freed
 
     def detach(self, unpatch_all: bool = True) -> Any:
-        """Not all: that is how stock begins to load what is loaded already."""
+        """Release captures, unless stock only begins to load what is loaded already."""
         if unpatch_all:
             release(self.model)
         return super().detach(unpatch_all)  # type: ignore[misc]
 
 
 def _has_layers_of_torch(net: nn.Module) -> bool:
-    """With weights of their own, which they take from where they lie."""
+    """Whether the network has layers of torch's with weights, which have to be on the device."""
     plain = (part for part in net.modules() if not hasattr(part, "comfy_cast_weights"))
     return any(True for part in plain for _ in part.parameters(recurse=False))
 
 
 def patcher_of(net: nn.Module, load_device: torch.device, offload_device: torch.device) -> Any:
-    """One whose weights stay where they are until somebody needs the room."""
+    """A patcher whose captures stay until their memory is needed."""
     patcher = comfy.model_patcher.ModelPatcher(net, load_device=load_device, offload_device=offload_device)
     mix(patcher, _GivesBack)
     _all.add(patcher)
@@ -67,7 +73,7 @@ def patcher_of(net: nn.Module, load_device: torch.device, offload_device: torch.
 
 
 def after_work(patcher: Any) -> None:
-    """Nobody calls the network for a while."""
+    """Release captures if stock pages VRAM, because it would not ask for them."""
     if comfy.memory_management.aimdo_enabled:
         release(patcher.model)
 

@@ -1,5 +1,6 @@
-"""Networks that stock's nodes carry and that are no diffusion models, over our kernels: upscale models, BiRefNet, RT-DETR and Depth
-Anything 3. A copy, fused, which the same nodes of stock's take as they took the first."""
+"""Networks that stock's nodes use and that are no diffusion models, over our kernels: upscale
+models, BiRefNet, RT-DETR and Depth Anything 3. The result is a fused copy, which the same stock
+nodes take."""
 
 from __future__ import annotations
 
@@ -20,9 +21,9 @@ from . import giving_back
 from .plain_layers import OF_DYNAMIC, copied
 
 TAKEN = "take an UPSCALE_MODEL, a BACKGROUND_REMOVAL, or a MODEL that is RT-DETR or Depth Anything 3"
-# Networks of a MODEL that take pictures and are called by themselves, and of each what may be captured. What RT-DETR is given lies
-# in RAM, and its decoder mixes types. Nothing of BiRefNet is: in each block of its decoder torchvision computes, on another stream
-# than torch's.
+# Networks of a MODEL that take pictures and are called by themselves, with the parts whose calls
+# may be captured. RT-DETR's input is in RAM, and its decoder mixes types. BiRefNet is not captured
+# at all, because torchvision computes in each block of its decoder, on another stream than torch's.
 OF_MODELS = {
     "comfy.ldm.rt_detr.rtdetr_v4.RTv4": ("backbone", "encoder"),
     "comfy.ldm.depth_anything_3.model.DepthAnything3Net": ("",),
@@ -30,14 +31,15 @@ OF_MODELS = {
 
 
 class InHalf(nn.Module):
-    """A network that computes in its own type, channels-last, as our kernels want it; what comes and goes is of the caller's."""
+    """A network that computes in its own type, channels-last, as our kernels want it. Inputs and
+    outputs have the caller's type."""
 
     def __init__(self, net: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()
         self.net, self.dtype = net, dtype
 
     def forward(self, x: Any) -> Tensor:
-        """x: a tensor, or a list of some."""
+        """x: a tensor, or a list of tensors."""
         first = x if isinstance(x, Tensor) else x[0]
         made: Tensor = self.net(self._inward(x) if isinstance(x, Tensor) else [self._inward(t) for t in x])
         return made.to(first.dtype)
@@ -48,11 +50,12 @@ class InHalf(nn.Module):
 
 
 def fused(model: Any, policy: KernelPolicy) -> tuple[Any, Table]:
-    """model: an UPSCALE_MODEL, BACKGROUND_REMOVAL or MODEL of stock's. It is not changed; the copy has weights of its own.
+    """A fused copy of a model, with weights of its own. model: an UPSCALE_MODEL, BACKGROUND_REMOVAL
+    or MODEL of stock's, which is not changed.
 
-    Raises WrongFile where it carries no network that can be fused.
+    Raises WrongFile if it has no network that can be fused.
     """
-    # Outside of inference mode, where a copy of weights counts its writes.
+    # Outside of inference mode, so that the copied weights count their writes.
     with torch.inference_mode(False), torch.no_grad():
         if isinstance(model, comfy.model_patcher.ModelPatcher):
             return _of_model(model, policy)
@@ -77,7 +80,7 @@ def fused(model: Any, policy: KernelPolicy) -> tuple[Any, Table]:
 
 
 def _of_model(model: Any, policy: KernelPolicy) -> tuple[Any, Table]:
-    """A MODEL: its network computes in the type that it was loaded in."""
+    """A MODEL's copy, whose network computes in the type that it was loaded in."""
     base = model.model
     net = getattr(base, "diffusion_model", None)
     if not isinstance(net, nn.Module) or _class(net) not in OF_MODELS:
@@ -87,7 +90,7 @@ def _of_model(model: Any, policy: KernelPolicy) -> tuple[Any, Table]:
     table = fuse(own, policy)
     for name in OF_MODELS[_class(net)]:
         _capture(own.get_submodule(name))
-    made: Any = copy.copy(base)  # with the same settings, of which nobody writes any
+    made: Any = copy.copy(base)  # with the same settings, which are not written to
     vars(made)["_modules"] = {**base._modules, "diffusion_model": own.to(model.offload_device)}
     for name in OF_DYNAMIC:
         vars(made).pop(name, None)
@@ -101,7 +104,8 @@ def _of_model(model: Any, policy: KernelPolicy) -> tuple[Any, Table]:
 def _in_parts(
     net: nn.Module, parts: Callable[[nn.Module], Iterator[str]], device: torch.device, policy: KernelPolicy
 ) -> tuple[nn.Module, Table]:
-    """Parts alone in halves, each with its casts around it: the others mix types. They stay ComfyUI's, and cast as they did."""
+    """Only some parts in halves, each with casts around it, because the others mix types. The
+    others stay ComfyUI's, with their own casts."""
     names = list(parts(net))
     within = {id(part) for name in names for part in net.get_submodule(name).modules()}
     dtype = torch.float16 if management.should_use_fp16(device) else torch.float32
@@ -114,7 +118,8 @@ def _in_parts(
 
 
 def _of_birefnet(net: nn.Module) -> Iterator[str]:
-    """Its decoder, and the feed-forwards of its Swin transformer, whose attention adds masks in FP32."""
+    """Names of its decoder's parts, and of the feed-forwards of its Swin transformer, whose
+    attention adds masks in FP32."""
     yield from ("squeeze_module", "decoder")
     for name, part in net.named_modules():
         if _class(part) == "comfy.background_removal.birefnet.Mlp":
@@ -125,13 +130,14 @@ PARTS = {"comfy.background_removal.birefnet.BiRefNet": _of_birefnet}
 
 
 def _capture(net: nn.Module) -> None:
-    """Let its calls be captured, unless stock brings weights of it at each call: those have no address."""
+    """Let the calls of a network be captured, unless stock copies weights of it at each call,
+    because these have no fixed address."""
     if not any(hasattr(part, "comfy_cast_weights") for part in net.modules()):
         attach(net)
 
 
 def _ready(net: nn.Module) -> nn.Module:
-    """Channels-last, as the kernels read weights: nothing is kept a second time."""
+    """Lay out weights channels-last, as the kernels read them, so that no second copy is kept."""
     return net.eval().requires_grad_(False).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 

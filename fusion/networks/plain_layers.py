@@ -1,7 +1,8 @@
-"""A network of stock's, copied, with torch's own layers in the places of ComfyUI's operations.
+"""A copy of a stock network, with torch's own layers in place of ComfyUI's operations.
 
-Those are torch's layers that can also cast their weights at each call, patch them, or have them brought from elsewhere. A copy
-whose weights are all its own, and of the type that is computed in, needs none of that; and `fuse` knows torch's layers.
+ComfyUI's operations are torch's layers that can also cast their weights at each call, patch them,
+or fetch them from elsewhere. A copy that has all its weights, in the type that it computes in,
+needs none of that; and `fuse` knows torch's layers.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import comfy.ops
 import torch
 from torch import nn
 
-# torch's class by the name that ComfyUI's has too, and the least that makes one.
+# torch's class by its name, which ComfyUI's class shares, and the smallest arguments that make one.
 KINDS: dict[str, tuple[type[nn.Module], tuple[int, ...]]] = {
     "Linear": (nn.Linear, (1, 1)),
     "Conv1d": (nn.Conv1d, (1, 1, 1)),
@@ -27,16 +28,18 @@ KINDS: dict[str, tuple[type[nn.Module], tuple[int, ...]]] = {
 }
 FAMILIES = (comfy.ops.disable_weight_init, comfy.ops.manual_cast)
 TYPES = (torch.float16, torch.bfloat16, torch.float32)
-# What stock's pager of VRAM notes on a network. Some of it owns memory of the driver's: copied, it would be given back twice.
+# Notes of stock's pager of VRAM on a network. Some of them own memory of the driver's, and a copy
+# would free it twice.
 OF_DYNAMIC = ("dynamic_vbars", "dynamic_pins", "dynamic_patchers")
 
 
 def copied(net: nn.Module, dtype: torch.dtype | None, plain: Callable[[nn.Module], bool] = lambda _: True) -> nn.Module:
-    """The network again, with weights of its own; what ComfyUI has noted on it and on its operations stays behind.
+    """A copy of a network with weights of its own, without what ComfyUI has noted on it and on its
+    operations.
 
-    dtype  of what becomes torch's; None: as it is
-    plain  which of its operations are to become torch's. An operation of another kind, or one that does more than its class (hooks,
-           patches, quantised weights), is copied as it is
+    dtype  of layers that become torch's; None: as they are
+    plain  selects the operations that become torch's. An operation of another kind, or one that
+           does more than its class (hooks, patches, quantised weights), is copied unchanged
     """
     memo: dict[int, Any] = {}
     for part in net.modules():
@@ -52,7 +55,8 @@ def copied(net: nn.Module, dtype: torch.dtype | None, plain: Callable[[nn.Module
 
 
 def kind_of(part: nn.Module) -> str | None:
-    """The name in KINDS of an operation of ComfyUI's that computes what torch's layer does; None for everything else."""
+    """The name in KINDS of a ComfyUI operation that computes what torch's layer does; None for all
+    other modules."""
     name = type(part).__name__
     if name not in KINDS or type(part) not in [getattr(family, name) for family in FAMILIES]:
         return None
@@ -65,7 +69,7 @@ def kind_of(part: nn.Module) -> str | None:
 
 
 def _again(part: nn.Module, name: str, dtype: torch.dtype | None, kind: Any = None) -> nn.Module:
-    """A layer like this one. kind: of another class than torch's."""
+    """A copy of this layer. kind: its class; None: torch's."""
     theirs, least = KINDS[name]
     made: nn.Module = (kind or theirs)(*least, device="meta")
     settings = vars(made).keys() - vars(nn.Module()).keys()
@@ -76,7 +80,7 @@ def _again(part: nn.Module, name: str, dtype: torch.dtype | None, kind: Any = No
     for key, t in part._buffers.items():
         made.register_buffer(key, None if t is None else _own(t, dtype if t.is_floating_point() else None))
     if kind is None:
-        # For stock's code that asks a layer for its weights instead of calling it.
+        # Read by code of stock's that takes a layer's weights instead of calling it.
         vars(made).update(weight_function=[], bias_function=[])
     return made
 

@@ -1,6 +1,10 @@
-"""Networks that give a picture the look of another: what their files hold, the networks, and pictures of any size through them.
+"""Networks that give a picture another look: their files, the networks, and passing pictures of any
+size through them.
 
-recognise.py     what a file is, by its names and shapes    load.py    ... and the network of it, in the hands of stock's memory
-transformer.py   one look in one network                    adain.py   any look, told by a picture
-bands.py         whole-picture results from rows at a time  apply.py   a batch of pictures, strength, colours, one after another
+recognise.py    the kind of a file, by its names and shapes
+load.py         its network, in stock's memory management
+transformer.py  a network with one look of its own
+adain.py        a network with any look, taken from a picture
+bands.py        exact results from some rows at a time
+apply.py        a batch of pictures: strength, colours, flicker
 """

@@ -1,7 +1,8 @@
-"""A batch of pictures in another look: as strong as is wanted, in their own colours if asked, each quietly after the one before.
+"""A batch of pictures in another look: blended by strength, in their own colours if asked, and with
+less flicker from picture to picture.
 
-Pictures go through one at a time: what a style network holds for one picture is the most of its memory, and a second one beside it
-gains nothing.
+Pictures pass one at a time, because a style network's memory is mostly that of a picture, and a
+second picture at once gains nothing.
 """
 
 from __future__ import annotations
@@ -22,16 +23,18 @@ from .adain import AdaIN
 from .load import StyleModel
 from .transformer import LEAST, PIXELS, TransformerNet
 
-LEAST_ROWS = 32  # of a band, below which there is no use in trying again with fewer
-SHARE = 0.8  # of the free memory, that a picture may take as a whole
-MOVED = 0.08  # of a pixel's range: where it changes more from picture to picture, nothing is kept of the one before
+LEAST_ROWS = 32  # of a band: with fewer another try is useless
+SHARE = 0.8  # of the free memory that a whole picture may take
+# Change of a pixel from picture to picture, as a share of its range, from which on nothing of the
+# previous picture is kept.
+MOVED = 0.08
 LUMA = (0.299, 0.587, 0.114)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """strength: 0 leaves the picture, 1 is the network's. smooth: how much of the picture before a picture keeps where nothing
-    moves. rows: of a band; None: whole pictures while they fit."""
+    """strength: 0 keeps the picture, 1 is the network's. smooth: share of the previous picture that
+    is kept where nothing moves. rows: of a band; None: whole pictures while they fit."""
 
     strength: float = 1.0
     keep_colours: bool = False
@@ -40,7 +43,8 @@ class Settings:
 
 
 def apply(model: StyleModel, images: Tensor, look: Tensor | None, settings: Settings) -> Tensor:
-    """images [b, h, w, c] from 0 to 1 -> [b, h, w, 3] fp32, on stock's device for results. look: such a batch, or None."""
+    """images [b, h, w, c] from 0 to 1 -> [b, h, w, 3] fp32, on stock's device for results. look: a
+    batch like images, or None."""
     images = images[..., :3]
     check(model, images, look)
     if settings.strength == 0:
@@ -70,7 +74,7 @@ def apply(model: StyleModel, images: Tensor, look: Tensor | None, settings: Sett
 
 
 def check(model: StyleModel, images: Tensor, look: Tensor | None) -> None:
-    """Raises ValueError, in words for a user, for what cannot be."""
+    """Raise ValueError, in words for a user, for inputs that do not go together."""
     if model.takes_a_look and look is None:
         raise ValueError(f"{model.name} takes the look from a picture: connect one to style_image")
     if not model.takes_a_look and look is not None:
@@ -85,18 +89,19 @@ def check(model: StyleModel, images: Tensor, look: Tensor | None) -> None:
 def stylised(
     model: StyleModel, look: Tensor | None, settings: Settings, device: torch.device
 ) -> Callable[[Tensor], Tensor]:
-    """What one picture [1, h, w, 3] fp32 becomes: the same shape and type, not yet within 0 and 1."""
+    """A function from one picture [1, h, w, 3] fp32 to the same shape and type, not yet clamped to
+    0 and 1."""
     net, strength = model.net, settings.strength
     if isinstance(net, TransformerNet):
 
         def transformed(content: Tensor, rows: int | None) -> Tensor:
             x = (image_of(content) * PIXELS).to(model.dtype)
-            assert net.in_bands is not None  # made when it was fused
+            assert net.in_bands is not None  # made by `fused`
             made = picture_of(net(x) if rows is None else net.in_bands(x, rows), content) / PIXELS
             return torch.lerp(content, made, strength)
 
         return lambda content: in_memory(lambda rows: transformed(content, rows), model, content, settings.rows)
-    assert look is not None  # `check` asked
+    assert look is not None  # ensured by `check`
     pictures = [image_of(one.to(device, torch.float32)).to(model.dtype) for one in torch.split(look[..., :3], 1)]
     target = net.look(pictures)
 
@@ -108,11 +113,12 @@ def stylised(
 
 
 def in_memory(run: Callable[[int | None], Tensor], model: StyleModel, content: Tensor, rows: int | None) -> Tensor:
-    """The picture as a whole if there is room for it, else so many rows at a time, and fewer where even that was too much."""
+    """The picture as a whole if it fits, else so many rows at a time, and fewer if that was too
+    much."""
     _, height, width, _ = content.shape
     for step in steps(model.net, height, width, model, rows):
         if step is not None:
-            release(model.net)  # what was captured of whole pictures
+            release(model.net)  # captures of whole pictures
         made = attempted(run, step)
         if made is not None:
             return made
@@ -123,7 +129,7 @@ def in_memory(run: Callable[[int | None], Tensor], model: StyleModel, content: T
 
 
 def attempted(run: Callable[[int | None], Tensor], step: int | None) -> Tensor | None:
-    """None where there was too little memory."""
+    """The result of `run`, or None if there was too little memory."""
     try:
         return run(step)
     except torch.OutOfMemoryError:
@@ -134,7 +140,8 @@ def attempted(run: Callable[[int | None], Tensor], step: int | None) -> Tensor |
 def steps(
     net: TransformerNet | AdaIN, height: int, width: int, model: StyleModel, rows: int | None
 ) -> Iterator[int | None]:
-    """How many rows to try: None for all, then bands that fit, then half of them again and again."""
+    """Numbers of rows to try: None for all, then bands that fit, then half of them again and
+    again."""
     if rows is None:
         needed = net.bytes_of(height, width, model.dtype.itemsize)
         free = management.get_free_memory(model.patcher.load_device) * SHARE
@@ -148,17 +155,18 @@ def steps(
 
 
 def image_of(picture: Tensor) -> Tensor:
-    """[1, h, w, c] -> [1, c, h, w], which is channels-last as it lies."""
+    """[1, h, w, c] -> [1, c, h, w], a view that is channels-last."""
     return picture.movedim(-1, 1)
 
 
 def picture_of(image: Tensor, content: Tensor) -> Tensor:
-    """[1, c, h', w'] of any type -> [1, h, w, c] fp32, without what was rounded up."""
+    """[1, c, h', w'] of any type -> [1, h, w, c] fp32, without padded rows and columns."""
     return image[:, :, : content.shape[1], : content.shape[2]].movedim(1, -1).float()
 
 
 def with_colours_of(content: Tensor, made: Tensor) -> Tensor:
-    """The lightness of one, the colours of the other: the same amount is added to red, green and blue."""
+    """The lightness of `made` with the colours of `content`: the same amount is added to red, green
+    and blue."""
     weights = torch.tensor(LUMA, device=made.device)
     return content + ((made - content) * weights).sum(-1, keepdim=True)
 
@@ -166,10 +174,11 @@ def with_colours_of(content: Tensor, made: Tensor) -> Tensor:
 def quietened(
     content: Tensor, made: Tensor, content_before: Tensor, before: Tensor, smooth: float, policy: KernelPolicy
 ) -> Tensor:
-    """A share of the picture before, where the film did not move: style networks flicker where a camera's noise is all that
-    changes."""
+    """The picture blended with the previous one where the film did not move, because style networks
+    flicker even if only a camera's noise changes."""
     mask = ((content - content_before).abs().amax(-1, keepdim=True) / MOVED).clamp(0, 1)
-    # A step of a sampler from noise to nothing: what is left is the model's output, and the blend with what was.
+    # One sampler step from noise to nothing returns the model's output, blended with the previous
+    # one.
     ends = torch.tensor([1.0, 0.0], device=made.device)
     return diffusion_step(
         made, made, ends, previous=before, mask=mask, prediction="denoised", blend=smooth, policy=policy

@@ -1,7 +1,8 @@
-"""Pictures that exist some rows at a time: each layer asks the one before it for the rows that it needs.
+"""Pictures that exist some rows at a time: each layer asks the one before it for the rows that it
+needs.
 
-Nothing is approximated: rows at an edge see the reflection that the whole picture would show them, rows between see their
-neighbours, and a norm is given the statistics of all of them.
+Nothing is approximated: rows at an edge see the same reflection as in the whole picture, rows in
+between see their neighbours, and a norm gets the statistics of all rows.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from ....kernels_cuda.ops.conv.borders import with_border
 
 @dataclass(frozen=True)
 class Rows:
-    """A picture of so many rows. make(first, last): [1, c, last - first, w], for 0 <= first < last <= count."""
+    """A picture of `count` rows. make(first, last): [1, c, last - first, w], for 0 <= first < last
+    <= count."""
 
     count: int
     make: Callable[[int, int], Tensor]
@@ -32,7 +34,7 @@ class Rows:
         return Rows(x.shape[2], lambda first, last: x[:, :, first:last])
 
     def all(self, step: int) -> Tensor:
-        """The whole picture, made so many rows at a time."""
+        """The whole picture, made `step` rows at a time."""
         out: Tensor | None = None
         for first in range(0, self.count, step):
             management.throw_exception_if_processing_interrupted()
@@ -46,13 +48,13 @@ class Rows:
 
 
 def padded(x: Rows, conv: nn.Conv2d) -> Rows:
-    """Reflected by half of the taps on all sides."""
+    """x reflected by half of the convolution's taps on all sides."""
     border = conv.kernel_size[0] // 2
     if not border:
         return x
 
     def make(first: int, last: int) -> Tensor:
-        low, high = first - border, last - border  # of x, where it is reflected beyond its ends
+        low, high = first - border, last - border  # of x, and reflected beyond its ends
         wanted = [reflected(row, x.count) for row in range(low, high)]
         start = min(wanted)
         part = with_border(x.make(start, max(wanted) + 1), (border, border, 0, 0), "reflect")
@@ -65,14 +67,14 @@ def padded(x: Rows, conv: nn.Conv2d) -> Rows:
 
 
 def reflected(row: int, count: int) -> int:
-    """Where a row beyond an end is taken from."""
+    """The row that a row beyond an end is a reflection of."""
     if row < 0:
         return -row
     return row if row < count else 2 * (count - 1) - row
 
 
 def convolved(layer: FusedConvNormAct2d, x: Rows) -> Rows:
-    """By a layer that pads nothing."""
+    """The output of a layer that does not pad."""
     taps, step = layer.conv.kernel_size[0], layer.conv.stride[0]
 
     def make(first: int, last: int) -> Tensor:
@@ -83,7 +85,7 @@ def convolved(layer: FusedConvNormAct2d, x: Rows) -> Rows:
 
 
 def upsampled(x: Rows) -> Rows:
-    """Twice as large, each pixel repeated."""
+    """x twice as large, each pixel repeated."""
 
     def make(first: int, last: int) -> Tensor:
         part = x.make(first // 2, (last + 1) // 2)
@@ -94,7 +96,8 @@ def upsampled(x: Rows) -> Rows:
 
 
 def normed(x: Rows, norm: nn.InstanceNorm2d, step: int, policy: KernelPolicy) -> Rows:
-    """By the statistics of all rows, which are taken now, so many at a time; and ReLU."""
+    """x normed by the statistics of all rows, which are computed now, `step` rows at a time; then
+    ReLU."""
     parts, counts = [], []
     for first in range(0, x.count, step):
         management.throw_exception_if_processing_interrupted()
@@ -120,10 +123,10 @@ def normed(x: Rows, norm: nn.InstanceNorm2d, step: int, policy: KernelPolicy) ->
 
 
 def in_parts(x: Tensor, run: Callable[[Tensor], Tensor], step: int, halo: int, down: int, up: int) -> Tensor:
-    """A network that sees a part alone of a picture's rows, exactly: each part is run with `halo` rows more on either side than it
-    keeps. Its result has a row for `down` rows of x, or `up` rows for each of x. step and halo are multiples of `down`; halo covers
-    what the network sees.
-    """
+    """The exact output of a network without global statistics, from parts of the rows: each part
+    runs with `halo` more rows on either side, which are cut off again. The output has one row for
+    `down` rows of x, or `up` rows for each. step and halo are multiples of `down`; halo covers the
+    network's reach."""
     found = []
     for first in range(0, x.shape[2], step):
         management.throw_exception_if_processing_interrupted()
@@ -132,7 +135,7 @@ def in_parts(x: Tensor, run: Callable[[Tensor], Tensor], step: int, halo: int, d
         with launch_after_launch():  # memory is short
             made = run(x[:, :, low:high])
         begin = (first - low) * up // down
-        # The last part keeps all: where rows do not divide, a network rounds up.
+        # The last part keeps all rows, because a network rounds up.
         end = made.shape[2] if last == x.shape[2] else begin + (last - first) * up // down
         found.append(made[:, :, begin:end])
     return torch.cat(found, 2)

@@ -1,4 +1,4 @@
-"""A style network from its file, in the hands of stock's memory management."""
+"""A style network from its file, in stock's memory management."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ EXAMPLE = "style_ink_fp16.safetensors"
 
 @dataclass(frozen=True)
 class StyleModel:
-    """A network, what stock needs to move it, and what was fused in it. name: its file's, without folders."""
+    """A network, its patcher for stock, and the table of its fused layers. name: of its file,
+    without folders."""
 
     name: str
     net: TransformerNet | AdaIN
@@ -38,12 +39,13 @@ class StyleModel:
 
     @property
     def takes_a_look(self) -> bool:
-        """Whether a picture tells the look."""
+        """Whether the look is taken from a picture."""
         return isinstance(self.net, AdaIN)
 
 
 def load(path: str, encoder: str | None = None, policy: KernelPolicy = STANDARD) -> StyleModel:
-    """Raises WrongFile for what is no style network, or lacks what it needs. encoder: of an AdaIN decoder the VGG's file."""
+    """Load a style network. Raises WrongFile if the file is none, or lacks what it needs. encoder:
+    for an AdaIN decoder, the file of its VGG."""
     weights = read(path)
     if recognise.is_transformer(weights):
         net: TransformerNet | AdaIN = TransformerNet(recognise.transformer_sizes(weights, path))
@@ -57,9 +59,10 @@ def load(path: str, encoder: str | None = None, policy: KernelPolicy = STANDARD)
     else:
         raise recognise.unknown(weights, path)
     device = management.get_torch_device()
-    # Their sums stay within FP16's range: each convolution is followed by a norm, or takes what a norm has left.
+    # Sums stay within FP16's range, because each convolution is followed by a norm, or reads the
+    # output of one.
     dtype = torch.float16 if management.should_use_fp16(device) else torch.float32
-    # As the kernels read weights: so nothing is kept a second time.
+    # As the kernels read weights, so that no second copy is kept.
     net = net.eval().requires_grad_(False).to(dtype).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     table = net.fused(policy)
     patcher = giving_back.patcher_of(net, device, management.unet_offload_device())
@@ -67,7 +70,7 @@ def load(path: str, encoder: str | None = None, policy: KernelPolicy = STANDARD)
 
 
 def read(path: str) -> Weights:
-    """As weights alone: nothing in the file is run."""
+    """Read weights only: no code in the file is run."""
     try:
         found = comfy.utils.load_torch_file(path, safe_load=True)
     except Exception as error:
@@ -79,7 +82,7 @@ def read(path: str) -> Weights:
 
 
 def adain(weights: Weights, path: str, encoder: str | None) -> AdaIN:
-    """Decoder and encoder of one width."""
+    """The AdaIN network of a decoder and its encoder, of one width."""
     if encoder is None:
         raise WrongFile(
             f"{path} is an AdaIN decoder: choose the VGG that it was trained with (vgg_normalised) as encoder_name"

@@ -1,7 +1,9 @@
-"""What a style network's file is, by its names and shapes: a transformer net, an AdaIN decoder, or the VGG that goes with it.
+"""The kind of a style network's file, by its names and shapes: a transformer net, an AdaIN decoder,
+or the VGG that goes with it.
 
-Files of PyTorch's example have stray `running_mean` and `running_var` of its instance norms, from a time when those kept them;
-some have every name below `module.`, or all of it below `state_dict`. What is there beyond that is refused by name.
+Files of PyTorch's example have stray `running_mean` and `running_var`, which its instance norms
+once kept. Some have all names below `module.`, or everything below `state_dict`. Any other unknown
+name is refused.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ Weights = dict[str, Tensor]
 WRAPPERS = ("state_dict", "model_state_dict", "params", "model")
 STRAY = re.compile(r"\.(running_mean|running_var|num_batches_tracked)$")
 BLOCK = re.compile(r"res(\d+)\.conv1\.conv2d\.weight")
-# Convolutions of a transformer net beside its blocks, and the norms behind all but the last.
+# Convolutions of a transformer net outside of its blocks. All but the last are followed by norms.
 CONVOLUTIONS = ("conv1", "conv2", "conv3", "deconv1", "deconv2", "deconv3")
 KNOWN = (
     "a transformer net as PyTorch's fast_neural_style has it (conv1.conv2d.weight, in1.weight, res1.., deconv1..), or an AdaIN "
@@ -31,7 +33,7 @@ KNOWN = (
 
 
 def weights_of(found: Any, path: str) -> Weights:
-    """The tensors by their names, without what is wrapped around them and without strays."""
+    """The tensors by name, without wrappers around them and without strays."""
     for wrapper in WRAPPERS:
         if isinstance(found, Mapping) and isinstance(found.get(wrapper), Mapping):
             found = found[wrapper]
@@ -46,7 +48,8 @@ def is_transformer(weights: Weights) -> bool:
 
 
 def is_decoder(weights: Weights) -> bool:
-    """Whose first convolution has as many channels as the features, and which ends with a picture."""
+    """Whether the file has an AdaIN decoder: numbered convolutions from the features' to a
+    picture's."""
     return "1.weight" in weights and "28.weight" in weights and "0.weight" not in weights
 
 
@@ -56,7 +59,7 @@ def is_encoder(weights: Weights) -> bool:
 
 
 def transformer_sizes(weights: Weights, path: str) -> Sizes:
-    """Raises WrongFile where the shapes do not make one network."""
+    """Sizes of the network; raises WrongFile if the shapes do not make one."""
     blocks = sorted(int(found[1]) for name in weights if (found := BLOCK.fullmatch(name)))
     if blocks != list(range(1, len(blocks) + 1)):
         raise WrongFile(f"{path} has residual blocks {blocks}, expected them from 1 on without a gap")
@@ -75,17 +78,17 @@ def transformer_sizes(weights: Weights, path: str) -> Sizes:
 
 
 def convolutions(weights: Weights, numbers: tuple[int, ...], path: str) -> tuple[int, ...]:
-    """What each of these gives, of a Sequential whose convolutions have these numbers."""
+    """Output channels of the convolutions with these numbers, of a Sequential."""
     return tuple(_shape(weights, f"{number}.weight", path)[0] for number in numbers)
 
 
 def encoder_part(weights: Weights) -> Weights:
-    """What of a VGG is used: a file has more of it."""
+    """The part of a VGG that is used; a file has more."""
     return {name: t for name, t in weights.items() if int(name.partition(".")[0]) in ENCODER}
 
 
 def check(net: torch.nn.Module, weights: Weights, path: str) -> None:
-    """Raises WrongFile for names and shapes that are not the network's."""
+    """Raise WrongFile for names and shapes that are not the network's."""
     wanted = net.state_dict()
     missing = [name for name in wanted if name not in weights]
     beyond = [name for name in weights if name not in wanted]
@@ -119,5 +122,5 @@ def _kind(net: torch.nn.Module) -> str:
 
 
 def _some(names: list[str]) -> str:
-    """A few, and how many more."""
+    """The first few names, and how many more there are."""
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

@@ -1,9 +1,11 @@
-"""The feed-forward style network of Johnson et al. (2016) with instance norm, as the files of PyTorch's own example have it.
+"""The feed-forward style network of Johnson et al. (2016) with instance norm, as in the files of
+PyTorch's own example.
 
-Three convolutions make the picture a quarter as large in each direction, residual blocks work on that, two upsampling convolutions
-and a last one make it large again. All padding reflects. Parts are named as in the files; pixels go from 0 to 255.
+Three convolutions make the picture a quarter as large in each direction, residual blocks work on
+that, and two upsampling convolutions and a last one make it large again. All padding reflects.
+Parts are named as in the files; pixels go from 0 to 255.
 
-It is written in torch's layers: `fuse` puts ours in their places.
+It is written in torch's layers, which `fuse` replaces by ours.
 """
 
 from __future__ import annotations
@@ -18,11 +20,12 @@ from ....kernels_cuda.policy import KernelPolicy
 from .bands import Rows, convolved, normed, padded, upsampled
 
 PIXELS = 255.0
-LEAST = 16  # pixels of a side: what is reflected must be there, a quarter as large too
+# Pixels of a side, so that reflection works at a quarter of the size, too.
+LEAST = 16
 
 
 class ConvLayer(nn.Module):
-    """Reflected by half of the taps, then convolved."""
+    """Reflection by half of the taps, then a convolution."""
 
     def __init__(self, channels: int, out: int, taps: int, stride: int = 1) -> None:
         super().__init__()
@@ -35,7 +38,7 @@ class ConvLayer(nn.Module):
 
 
 class UpsampleConvLayer(nn.Module):
-    """Twice as large, each pixel repeated, then as ConvLayer."""
+    """An enlargement to twice the size, each pixel repeated, then as ConvLayer."""
 
     def __init__(self, channels: int, out: int, taps: int) -> None:
         super().__init__()
@@ -62,8 +65,8 @@ class ResidualBlock(nn.Module):
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a file's shapes tell. widths: of the three convolutions and the two behind the blocks; taps: of those and the last one,
-    and of the blocks."""
+    """The sizes that a file's shapes tell. widths: of the three convolutions and the two after the
+    blocks; taps: of those and the last one; block_taps: of the blocks."""
 
     widths: tuple[int, int, int, int, int]
     taps: tuple[int, int, int, int, int, int]
@@ -72,7 +75,8 @@ class Sizes:
 
 
 class TransformerNet(nn.Module):
-    """One look. x [1, 3, h, w] from 0 to 255 -> [1, 3, h', w'], where h' and w' are h and w brought up to multiples of 4."""
+    """One look. x [1, 3, h, w] from 0 to 255 -> [1, 3, h', w'], where h' and w' are h and w rounded
+    up to multiples of 4."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -110,7 +114,8 @@ class TransformerNet(nn.Module):
         return made
 
     def fused(self, policy: KernelPolicy) -> Table:
-        """Our layers in the places of torch's; calls of a whole picture are captured where it pays."""
+        """Put our layers in place of torch's. Calls with a whole picture are captured if that
+        pays."""
         self.__dict__["in_bands"] = _InBands(self, policy)
         return fuse(self, policy, graphs=True)
 
@@ -120,7 +125,8 @@ class TransformerNet(nn.Module):
         return super()._apply(*arguments, **options)  # type: ignore[no-untyped-call]
 
     def bytes_of(self, height: int, width: int, element: int) -> int:
-        """About the most that one whole picture takes: where it is large, what the last convolutions read and write."""
+        """About the most bytes that a whole picture takes: for a large one, the inputs and outputs
+        of the last convolutions."""
         one, _, _, four, five = self.sizes.widths
         return height * width * element * max(3 * one, 2 * four + 2 * five, 3 * five)
 
@@ -130,21 +136,22 @@ def _norm(channels: int) -> nn.InstanceNorm2d:
 
 
 class _InBands:
-    """The same picture, to rounding, with what is as large as it made some rows at a time.
+    """The same output, up to rounding, with full-size feature maps made some rows at a time.
 
-    An instance norm waits for the statistics of all rows: they are summed in a first pass, and the rows are made again in a second
-    one, which goes on with them. So the first and the second last convolution are computed twice.
+    An instance norm needs the statistics of all rows: a first pass sums them, and a second one
+    makes the rows again and goes on. So the first and the second last convolution are computed
+    twice.
     """
 
     def __init__(self, net: TransformerNet, policy: KernelPolicy) -> None:
         self.net, self.policy = net, policy
         layers = {name: net.get_submodule(name) for name in ("conv1", "conv2", "deconv2", "deconv3")}
-        # Of layers as they are now, not of what `fuse` puts in their places.
+        # Of the layers before `fuse` replaces them.
         self.bare = {name: FusedConvNormAct2d.of(layer.conv2d, policy=policy) for name, layer in layers.items()}  # type: ignore[arg-type]
         self.norms = {"in1": net.in1, "in5": net.in5}
 
     def forget(self) -> None:
-        """`.to()` is about memory: nothing stays behind."""
+        """Forget laid-out weights, because `.to()` is meant to free memory."""
         for layer in self.bare.values():
             layer.forget()
 
@@ -157,7 +164,7 @@ class _InBands:
         del first, behind
         half = self.net.relu2(self.net.in2(half))
         small = self.net.smaller(half)
-        del half  # before what is as large is made
+        del half  # before full-size feature maps are made
         small = self.net.middle(small)
         larger = convolved(bare["deconv2"], padded(upsampled(Rows.of(small)), bare["deconv2"].conv))
         behind = normed(larger, self.norms["in5"], rows, self.policy)
