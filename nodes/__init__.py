@@ -38,7 +38,7 @@ NODES: list[type[io.ComfyNode]] = [
     Compare,
     Doctor,
 ]
-# What listens to the server, or hangs on it, from its start on; in this order.
+# Modules that listen to the server, or attach to it, from its start on; in this order.
 ATTACHED = (
     alias, queued, doctor, estimate_route, between_prompts, panel, user_files, camera, moving_preview, pictures,
 )  # fmt: skip

@@ -1,6 +1,6 @@
-"""`import fusestream` in other packs: a module with the names of kernels_cuda/public.py.
+"""`import fusestream` for other packs: a module with the names of kernels_cuda/public.py.
 
-It is no package, so nobody gets a second copy of the pack by importing below it. A wheel that a
+It is no package, so an import below it cannot make a second copy of the pack. A wheel that a
 program has installed and imported before stays.
 """
 
@@ -16,7 +16,7 @@ PUBLIC = "..kernels_cuda.public"
 
 
 class Alias(ModuleType):
-    """Imports a name when it is asked for: the server starts without it."""
+    """Imports names on demand, so that the server starts without them."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name not in ("__all__", "__version__"):  # Python's own questions about a module
@@ -28,5 +28,5 @@ class Alias(ModuleType):
 
 
 def attach() -> None:
-    """From now on `import fusestream` finds this copy of the pack."""
+    """Let `import fusestream` find this copy of the pack from now on."""
     sys.modules.setdefault(NAME, Alias(NAME, "FuseStream's modules for other packs: see docs/modules.md"))

@@ -1,9 +1,9 @@
 """Frames that a page's camera sends while a node runs.
 
-A few wait, and the oldest of them go when more come than are taken. The node asks its page for them
-with a word that only that page hears. With this word the page sends them over a WebSocket, each
-message a JPEG, or a word: `stop`, or `refused` and why. The server takes them from its own pages
-alone, from the one page that has the word, and while the node runs.
+Few wait; the oldest are dropped when more come than are taken. The node asks its page for frames
+with a word that only that page receives. With this word the page sends them over a WebSocket, each
+message a JPEG, or a word: `stop`, or `refused` with a reason. The server takes them only from its
+own pages, from the one that has the word, and while the node runs.
 """
 
 from __future__ import annotations
@@ -29,27 +29,28 @@ EVENT = "fusestream.camera"
 PATH = "/fusestream/live/camera"
 STOP, REFUSED = "stop", "refused "
 WAITING = 2  # frames
-FIRST, LATER = 60.0, 5.0  # seconds without a frame: before the first one a user may have to allow it
-ASK_EVERY = 1.0  # seconds, until the page answers: it may have been opened anew
+# seconds without a frame; before the first one a user may have to allow it
+FIRST, LATER = 60.0, 5.0
+ASK_EVERY = 1.0  # seconds until the page answers, because it may have been reloaded
 POLL = 0.005
 MOST_BYTES = 4 << 20  # of a picture as it is sent
 MOST_PIXELS = 4096 * 4096
 LONGEST_REASON = 300  # letters
-SLACK = 0.8  # of the time between two frames: what comes sooner is let go of
+SLACK = 0.8  # of the time between two frames: those that come sooner are dropped
 
 _open: dict[str, Camera] = {}  # by the word that a page sends
 
 
 class NoCamera(RuntimeError):
-    """There is none, or no frame came of it at all."""
+    """There is no camera, or it has sent no frame at all."""
 
     __module__ = "fusestream"
 
 
 class Camera:
-    """Of one run of a node.
+    """The camera of one run of a node.
 
-    width, height: 0 where the camera's own are wanted. fps: the most frames that a second gives.
+    width, height: 0: the camera's own. fps: the most frames that are taken in a second.
     """
 
     def __init__(
@@ -64,14 +65,15 @@ class Camera:
         self._put_at = float("-inf")
         self._is_stopped = False
         self._why_not: str | None = None
-        self.hang_up: Callable[[], None] | None = None  # closes the page's connection, while there is one
+        # closes the page's connection, if there is one
+        self.hang_up: Callable[[], None] | None = None
         server = running_server()
         if server is None or server.client_id is None:
             raise NoCamera("The camera is a page's, and no page has queued this. Connect frames or video.")
         _open[self.word] = self
 
     def put(self, picture: bytes) -> None:
-        """A picture has come, as JPEG. From any thread."""
+        """Take a picture, as JPEG. From any thread."""
         now = self._clock()
         with self._came:
             if now - self._put_at >= self._least:
@@ -80,19 +82,19 @@ class Camera:
                 self._came.notify()
 
     def stop(self) -> None:
-        """The user has ended it: what came is still made."""
+        """End the frames for the user. Those that have arrived are still used."""
         with self._came:
             self._is_stopped = True
             self._came.notify()
 
     def refuse(self, reason: str) -> None:
-        """The page has none: a sentence, in its user's language."""
+        """Note that the page has no camera: a sentence in its user's language."""
         with self._came:
             self._why_not = reason[:LONGEST_REASON]
             self._came.notify()
 
     def frames(self) -> Iterator[Tensor | None]:
-        """[h, w, 3] bytes; None: there is none at the moment. Ends with the camera."""
+        """Frames [h, w, 3] uint8; None: none is waiting. Ends with the camera."""
         from ..fusion.base import notices  # noqa: PLC0415 - the server starts without it
 
         count, last, asked = 0, self._clock(), float("-inf")
@@ -126,7 +128,7 @@ class Camera:
             self.close()
 
     def close(self) -> None:
-        """Nothing is taken any more. May be called again."""
+        """Take no more frames. May be called again."""
         if _open.pop(self.word, None) is not None:
             tell(EVENT, {"node": self._asks["node"], "word": None})
         hang_up, self.hang_up = self.hang_up, None
@@ -147,19 +149,19 @@ def of(word: str) -> Camera | None:
 
 
 def close_all() -> None:
-    """Those whose prompt has ended."""
+    """Close the cameras of prompts that have ended."""
     for camera in list(_open.values()):
         camera.close()
 
 
 class WrongPicture(ValueError):
-    """What came is no picture, or one that is too large."""
+    """A message that is no picture, or one that is too large."""
 
     __module__ = "fusestream"
 
 
 def pixels_of(picture: bytes) -> Tensor:
-    """[h, w, 3] bytes of a JPEG."""
+    """The pixels of a JPEG, [h, w, 3] uint8."""
     import numpy  # noqa: PLC0415
     import torch  # noqa: PLC0415
     from PIL import Image, UnidentifiedImageError  # noqa: PLC0415
@@ -188,7 +190,7 @@ def attach() -> None:
 
 
 async def take(request: web.Request) -> web.StreamResponse:
-    """The query's `word` is the one that the node has told the page.
+    """Receive frames from a page. The query's `word` is the one that the node has told the page.
 
     403: a page of another server. 404: no node waits with this word. 409: a page sends already.
     """
@@ -224,7 +226,8 @@ async def take(request: web.Request) -> web.StreamResponse:
 
 
 def is_own_page(origin: str | None, host: str | None) -> bool:
-    """Whether a browser says that the page is of this server. Pages of others cannot say so."""
+    """Whether the browser states that the page is of this server, which pages of others cannot
+    fake."""
     if not origin or not host:
         return False
     return urlsplit(origin).netloc.lower() == host.lower()

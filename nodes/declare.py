@@ -2,10 +2,10 @@
 
 A node has a dataclass `Inputs`. ComfyUI's schema is made of its fields, and `run` receives an
 instance. Workflows store a node's widgets by position, so fields are appended, never reordered.
-Inputs that several nodes have stand here, each with one type and one set of values, and with a
-tooltip of each node's own.
+Inputs that several nodes share are declared here, each with one type and one set of values, and
+with tooltips given by the nodes.
 
-Of `fusion` only the light floor is imported: the server starts without waiting for kernels.
+Of `fusion` only the ground floor is imported, so that the server starts without kernels.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 CATEGORY = "FuseStream"
 QUALITY = next(iter(QUALITIES))  # of a new loader
-BY_PRECISION = "by precision"  # a quality: the input precision decides, as it did before there was one
+# a quality that leaves the choice to the input precision, for workflows from before there was a
+# quality
+BY_PRECISION = "by precision"
 KINDS = {"bool": io.Boolean, "int": io.Int, "float": io.Float, "str": io.String}
 
 Options = Sequence[str] | Callable[[], Sequence[str]]
@@ -38,9 +40,9 @@ Settings = TypeVar("Settings")
 class About:
     """A node's names, description and outputs.
 
-    words           its name behind the pack's
+    words           its name after the pack's
     aliases         other words by which it is found
-    hidden          values that ComfyUI tells it besides
+    hidden          values that ComfyUI passes in addition
     is_output_node  whether a graph may be run for it
     """
 
@@ -80,7 +82,7 @@ class Node(io.ComfyNode):
 
     @classmethod
     def execute(cls, *values: Any, **named: Any) -> io.NodeOutput:
-        """Called by ComfyUI with what a workflow has."""
+        """Called by ComfyUI with a workflow's values."""
         front_end.hear_notices()
         return cls.run(cls.Inputs(*values, **named))
 
@@ -91,9 +93,9 @@ class Node(io.ComfyNode):
 
 
 def linked(kind: Any, tooltip: str, *, optional: bool = False, **others: Any) -> Any:
-    """A field for an input that another node's output of this type of `io` is connected to.
+    """A field for an input that takes another node's output of this type of `io`.
 
-    others: what the type's `Input` takes besides.
+    others: further arguments of the type's `Input`.
     """
 
     def declared(one: Field[Any]) -> Any:
@@ -113,14 +115,14 @@ def widget(
     is_advanced: bool = False,
     **others: Any,
 ) -> Any:
-    """A field for an input that the user sets on the node, of the type of the field.
+    """A field for an input that the user sets on the node, of the field's type.
 
     default      of a new node; None: the user has to choose
-    absent       the value for a workflow that has none, where it is not the default
-    options      of a combo. A function is asked whenever ComfyUI lists the nodes
-    between      the least and the greatest number, and the step where there is one
+    absent       the value for a workflow that has none, if it is not the default
+    options      of a combo. A function is called whenever ComfyUI lists the nodes
+    between      the least and the greatest number, and the step if there is one
     is_required  whether ComfyUI asks for a value although there is a default
-    others       what the type's `Input` takes besides
+    others       further arguments of the type's `Input`
     """
     others |= dict(zip(("min", "max", "step"), between, strict=False))
     others |= {"default": default, "tooltip": tooltip, "optional": default is not None and not is_required}
@@ -137,7 +139,7 @@ def widget(
 
 
 def settings_of(kind: type[Settings], inputs: Any) -> Settings:
-    """A dataclass whose fields have the names of inputs."""
+    """An instance of a dataclass whose fields have the names of inputs."""
     return kind(**{one.name: getattr(inputs, one.name) for one in fields(kind)})  # type: ignore[arg-type]
 
 
@@ -155,22 +157,23 @@ def kernels(tooltip: str, *, is_advanced: bool = False) -> Any:
 
 
 def precision(tooltip: str, *, is_advanced: bool = False, has_auto: bool = False) -> Any:
-    """has_auto: of a node without a quality. A workflow without a value is older, and precise."""
+    """has_auto: for a node without a quality. A workflow without a value is older, and means
+    precise."""
     options = ("precise", "fast", "turbo", *(["auto"] if has_auto else []))
     default = "auto" if has_auto else "precise"
     return widget(tooltip, default=default, absent="precise", options=options, is_advanced=is_advanced)
 
 
 def quality(tooltip: str) -> Any:
-    """The choice that a loader shows, appended behind older inputs.
+    """The choice that a loader shows first, appended after older inputs.
 
-    A workflow that has none goes by its precision.
+    A workflow without it goes by its precision.
     """
     return widget(tooltip, default=QUALITY, absent=BY_PRECISION, options=(*QUALITIES, BY_PRECISION))
 
 
 def vram_budget(tooltip: str) -> Any:
-    """GiB; 0 and AUTO have meanings of their own.
+    """An amount in GiB; 0 and AUTO have meanings of their own.
 
     The front end rounds to the step, and shows as many digits as the step has.
     """
@@ -190,7 +193,7 @@ def precision_of(quality: str, precision: Any) -> Any:
 
 
 def policy_of(inputs: Any) -> KernelPolicy:
-    """By the inputs `kernels`, `precision` and, where a node has it, `quality`."""
+    """The policy by the inputs `kernels`, `precision` and, if the node has it, `quality`."""
     from .. import fusion  # noqa: PLC0415 - the server starts without it
 
     precision = precision_of(getattr(inputs, "quality", BY_PRECISION), inputs.precision)

@@ -32,7 +32,7 @@ _one_at_a_time = asyncio.Lock()
 
 
 class Doctor(Node):
-    """Needs nothing but itself in a graph: it is an output node."""
+    """An output node, so that a graph may consist of it alone."""
 
     about = About(
         "Doctor",
@@ -65,7 +65,7 @@ class Doctor(Node):
 
 
 def examined(measure: bool) -> str:
-    """The whole report. Takes seconds where it measures."""
+    """The whole report. Takes seconds if it measures."""
     from ..fusion.doctor import as_text, examine  # noqa: PLC0415 - the server starts without it
 
     return as_text(examine(None, pack_folders(), largest_model(), measure=measure))
@@ -76,7 +76,7 @@ def pack_folders() -> list[Path]:
 
 
 def largest_model() -> Path | None:
-    """The file by which to measure the disk: the one that takes longest to load."""
+    """The file that the disk is measured with: the largest model."""
     roles = (Role.DIFFUSION, Role.CHECKPOINT)
     paths = (path for role in roles for name in files.listed(role) if (path := files.where(role, name)))
     sizes = {Path(path): Path(path).stat().st_size for path in paths if Path(path).is_file()}
@@ -96,7 +96,7 @@ def attach() -> None:
 async def answer(_request: web.Request) -> web.Response:
     """The report as text, or why there is none.
 
-    The server goes on meanwhile, because examining takes seconds.
+    It is made in another thread, because examining takes seconds and the server goes on meanwhile.
     """
     from aiohttp import web  # noqa: PLC0415 - only a server has it
 
@@ -111,6 +111,6 @@ async def answer(_request: web.Request) -> web.Response:
 
 
 def report() -> str:
-    """The same text as the node's. Without rates while a graph runs."""
+    """The node's text, without rates while a graph runs."""
     busy = is_busy()
     return examined(measure=not busy) + (BUSY if busy else "")

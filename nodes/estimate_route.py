@@ -1,8 +1,8 @@
-"""The estimate of each model loader in the workflow that is open.
+"""Estimates for each model loader in the workflow that is open.
 
-The page asks for it while the workflow is edited, before anything is queued. Of a model's file only
-the header is read, and kept as long as the file is the same. While a prompt runs nothing is
-reckoned, because the free memory is that prompt's. The answer tells no folder.
+The page asks for them while the workflow is edited, before anything is queued. Only the header of a
+model's file is read, and kept until the file changes. While a prompt runs nothing is estimated,
+because the free memory is that prompt's. The answer names no folder.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ if TYPE_CHECKING:
     from ..fusion.estimate.plan import Change, Estimate
 
 PATH = "/fusestream/estimate"
-MOST_BYTES, MOST_NODES, MOST_LOADERS = 4 << 20, 10000, 16  # of what is asked, and loaders that are answered for
+# limits of a request, and of loaders that are answered for
+MOST_BYTES, MOST_NODES, MOST_LOADERS = 4 << 20, 10000, 16
 MOST_CHANGES = 2
 LOADERS: dict[str, type[Loader]] = {
     "FuseStreamDiffusionModelLoader": DiffusionModelLoader,
     "FuseStreamCheckpointLoader": CheckpointLoader,
 }
-# Between loader and sampler, what changes an estimate: these are run on a model that was not read.
+# Nodes between loader and sampler that change an estimate: they run on a model that was not read.
 RUN: dict[str, Any] = {"FuseStreamKernels": ModelKernels, "FuseStreamSparseAttention": SparseAttentionNode}
 
 log = logging.getLogger("fusestream.estimate")
@@ -55,7 +56,7 @@ def attach() -> None:
 
 
 async def answer(request: web.Request) -> web.Response:
-    """Asked with {"prompt": a graph in API form}; only numbers and our own nodes' values count."""
+    """Answers {"prompt": a graph in API form}. Only numbers and our own nodes' values are used."""
     if request.content_length is None or request.content_length > MOST_BYTES:
         return answered({"error": f"This takes {MOST_BYTES >> 20} MiB at most."}, 413)
     try:
@@ -70,7 +71,7 @@ async def answer(request: web.Request) -> web.Response:
 
 
 def estimates(prompt: Mapping[str, Any]) -> dict[str, Any]:
-    """By the ids of the model loaders: of each sampling with their models, the page's answer."""
+    """The page's answer for each sampling with a loader's model, by the loader's id."""
     graph = Graph(prompt, queued.kind_of)
     loaders = [name for name, node in prompt.items() if node["class_type"] in LOADERS]
     return {name: _of_loader(graph, name) for name in loaders[:MOST_LOADERS]}
@@ -85,7 +86,7 @@ def _of_loader(graph: Graph, loader: str) -> list[dict[str, Any]]:
             told.append(_of_sampling(graph, model, one))  # noqa: PERF401 - those before one that fails stay
     except Unknown as reason:
         told.append(_unknown(reason))
-    except Exception as error:  # an estimate is not worth a page
+    except Exception as error:  # an estimate is not worth a failed page
         log.warning("no estimate", exc_info=True)
         told.append(_unknown(Unknown("said", sentence=f"{type(error).__name__}. The place is in ComfyUI's log.")))
     return told
@@ -107,7 +108,7 @@ def _of_sampling(graph: Graph, model: Any, one: Sampling | Unknown) -> dict[str,
 
 
 def _run(graph: Graph, node: str, model: Any) -> Any:
-    """A node of ours with this model, as it would run."""
+    """The model after a node of ours, run as in the graph."""
     kind, given = RUN[graph.prompt[node]["class_type"]], graph.prompt[node]["inputs"]
     values = {name: given[name] for name in kind.names() if name in given and name != "model"}
     for name, value in values.items():
@@ -120,7 +121,7 @@ def _run(graph: Graph, node: str, model: Any) -> Any:
 
 
 def _model(graph: Graph, loader: str) -> Any:
-    """As this loader would hand it out, not read. Raises `Unknown`."""
+    """The model that this loader would return, unread. Raises `Unknown`."""
     from .. import fusion  # noqa: PLC0415 - the server starts without it
     from ..memory import BadFile  # noqa: PLC0415
 
@@ -162,7 +163,7 @@ def _unread(path: str, _state: str, kernels: Any, precision: Any, budget: float,
 
 
 def _described(found: Estimate) -> dict[str, Any]:
-    """Bytes as they are, times in words."""
+    """The page's answer: bytes as numbers, times in words."""
     from ..fusion.base.format import took  # noqa: PLC0415
 
     fit = found.fit
@@ -187,7 +188,8 @@ def _described(found: Estimate) -> dict[str, Any]:
 
 
 def _telling(found: Estimate) -> list[Change]:
-    """Of the changes: where it does not fit, or barely, those that fit; else the fastest."""
+    """The changes to show: if the model does not fit, or barely, those that fit; else the
+    fastest."""
     from ..fusion.estimate.fit import Verdict  # noqa: PLC0415
 
     assert found.fit is not None
@@ -211,7 +213,7 @@ def _unknown(reason: Unknown) -> dict[str, Any]:
 
 
 def _checked(prompt: Any) -> dict[str, Any]:
-    """Raises `TypeError` where it is no graph."""
+    """The graph; raises `TypeError` if it is none."""
     is_one = isinstance(prompt, dict) and len(prompt) <= MOST_NODES
     if not is_one or not all(
         isinstance(node, dict) and isinstance(node.get("class_type"), str) and isinstance(node.get("inputs"), dict)

@@ -1,8 +1,9 @@
-"""A loader's file, as ComfyUI asks about it before anything runs: is it right, and is it the same.
+"""Checks of a loader's file that ComfyUI asks for before anything runs: whether it is right, and
+whether it is the same.
 
-Both are asked at every click on Run, so a sound file is remembered until it changes. A header is
-read in a thread of its own, because the server answers nobody else meanwhile, and a disk may have
-to wake up first.
+Both are asked at every click on Run, so the result for a sound file is remembered until the file
+changes. Headers are read in another thread, because the server would answer no other request
+meanwhile, and a disk may have to wake up first.
 """
 
 from __future__ import annotations
@@ -30,23 +31,25 @@ FOLDERS = {
     Role.VAE: "vae",
     Role.CHECKPOINT: "checkpoints",
 }
-# What packs for GGUF files call theirs: stock's folders, and others that a user has named so.
+# Names of other packs' folders for GGUF files: stock's folders, and others that a user has named
+# so.
 GGUF_FOLDERS = {Role.DIFFUSION: "unet_gguf", Role.TEXT: "clip_gguf"}
-GGUF = ".gguf"  # which stock does not list
+GGUF = ".gguf"  # not listed by stock
 # The nodes that load a VAE file, and the widgets that name it.
 VAE_LOADERS = {"FuseStreamVAELoader": "vae_name", "VAELoader": "vae_name"}
-# The outputs of a checkpoint's loader beside the model.
+# The outputs of a checkpoint's loader other than the model.
 PLACES = {1: Role.TEXT, 2: Role.VAE}
 MOST_LISTED = 20  # names in a message
-# TAESD, as stock's Load VAE offers it: by a name, out of an encoder's and a decoder's file here.
+# TAESD, as stock's Load VAE offers it: by a name, from one encoder and one decoder file in this
+# folder.
 HALVES_FOLDER, HALVES = "vae_approx", ("encoder", "decoder")
-FOLDED = {"taef2": 128}  # channels of the latents, where the files do not tell
+FOLDED = {"taef2": 128}  # channels of the latents, if the files do not tell
 
 
 def listed(role: Role) -> list[str]:
-    """The names that a loader offers: stock's, and GGUF files, in packs' folders for them as well.
+    """The names that a loader offers: stock's, and GGUF files, also those in other packs' folders.
 
-    Of a model in several files the first. Of VAEs also the small ones out of two files.
+    For a model in several files the first, and for VAEs also the small ones made of two files.
     """
     names = folder_paths.get_filename_list(FOLDERS[role])
     if role is Role.VAE:
@@ -57,7 +60,7 @@ def listed(role: Role) -> list[str]:
 
 
 def path_of(role: Role, name: str) -> str:
-    """Where the file of this name is. Raises `FileNotFoundError` as stock does."""
+    """The path of the file with this name. Raises `FileNotFoundError` as stock does."""
     here = where(role, name)
     if here is not None:
         return here
@@ -66,18 +69,20 @@ def path_of(role: Role, name: str) -> str:
 
 
 def halves_of(role: Role, name: str | None) -> tuple[str, str] | None:
-    """The two files of a small VAE; None: it is no such name, or there is a file of this name."""
+    """The two files of a small VAE; None: the name is not of one, or there is a file of this
+    name."""
     return _halves_named(name) if role is Role.VAE and where(role, name) is None else None
 
 
 def read_halves(name: str) -> tuple[Any, dict[str, int] | None]:
-    """Weights with stock's names and the latents' scale, and what stock is told besides."""
+    """Weights under stock's names with the latents' scale, and metadata for stock."""
     channels = FOLDED.get(name)
     return _stocks_vae_loader().load_taesd(name), None if channels is None else {"tae_latent_channels": channels}
 
 
 def text_encoder_paths() -> tuple[str, ...]:
-    """All that the user has: one may have what another lacks, such as a tokenizer."""
+    """The paths of all the user's text encoders, because one may have what another lacks, such as a
+    tokenizer."""
     folder = FOLDERS[Role.TEXT]
     found = (folder_paths.get_full_path(folder, name) for name in folder_paths.get_filename_list(folder))
     return tuple(path for path in found if path is not None)
@@ -88,12 +93,12 @@ def _stocks_vae_loader() -> Any:
 
 
 def _listed_in_halves() -> list[str]:
-    """The names of which both halves are there."""
+    """The names of small VAEs of which both halves exist."""
     return [name for name in _stocks_vae_loader().image_taes if _halves_named(name) is not None]
 
 
 def _halves_named(name: str | None) -> tuple[str, str] | None:
-    """The paths of the halves, as stock finds them. None: no such name, or one is not there."""
+    """The paths of the halves, as stock finds them. None: no such name, or a half is missing."""
     if name not in _stocks_vae_loader().image_taes:
         return None
     names = folder_paths.get_filename_list(HALVES_FOLDER)
@@ -105,7 +110,7 @@ def _halves_named(name: str | None) -> tuple[str, str] | None:
 
 
 def _ggufs(role: Role) -> dict[str, str]:
-    """GGUF files by name, with their paths."""
+    """Paths of GGUF files by name."""
     found: dict[str, str] = {}
     keys = (key for key in (FOLDERS[role], GGUF_FOLDERS[role]) if key in folder_paths.folder_names_and_paths)
     for folder in dict.fromkeys(folder for key in keys for folder in folder_paths.get_folder_paths(key)):
@@ -117,10 +122,10 @@ def _ggufs(role: Role) -> dict[str, str]:
 
 
 def fingerprint(role: Role, name: str | None) -> str:
-    """Of the file: another one once it was replaced, written to or touched.
+    """A mark of the file, which changes when it is replaced, written to or touched.
 
-    So ComfyUI does not hand out an older model. It is short and tells nothing, because it is saved
-    with every picture. A name that comes by a link is not known yet.
+    So ComfyUI does not reuse an older model. It is short and discloses nothing, because it is saved
+    with every picture. A name from a link is not known yet.
     """
     path = where(role, name)
     return "".join(map(state, halves_of(role, name) or ())) if path is None else state(path)
@@ -128,7 +133,7 @@ def fingerprint(role: Role, name: str | None) -> str:
 
 async def fault(role: Role, widget: str, name: str | None) -> str | None:
     """The fault of the file that a widget names, in a sentence. None: its header is sound."""
-    if name is None:  # it comes by a link
+    if name is None:  # it comes from a link
         return None
     if (unlisted := _not_in_list(role, widget, name)) is not None:
         return unlisted
@@ -174,7 +179,7 @@ async def wrong_vae(node: str | None, widget: str, name: str | None, role: Role 
 
 
 def where(role: Role, name: str | None) -> str | None:
-    """Where the file of this name is; None: nowhere."""
+    """The path of the file with this name; None: there is none."""
     if name is None:
         return None
     path: str | None = folder_paths.get_full_path(FOLDERS[role], name)
@@ -184,7 +189,8 @@ def where(role: Role, name: str | None) -> str | None:
 
 
 def _not_in_list(role: Role, widget: str, name: str) -> str | None:
-    """Stock's own check and words: a node that checks an input itself does all of it."""
+    """Stock's own check and words, because a node that checks an input itself replaces stock's
+    check."""
     names = listed(role)
     if name in names:
         return None
@@ -193,15 +199,15 @@ def _not_in_list(role: Role, widget: str, name: str) -> str | None:
 
 
 def state(path: str) -> str:
-    """Of the file, and of the others where a model lies in several."""
+    """A mark of the file, and of the others if a model has several."""
     told = [_told(file) for file in gguf_split.named_alike(Path(path))]
-    if isinstance(told[0], str) and len(told) == 1:  # the loader will say so
+    if isinstance(told[0], str) and len(told) == 1:  # the loader reports the error
         return told[0]
     return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
 
 
 def _told(file: Path) -> tuple[int, ...] | str:
-    """The marks by which `memory` tells two states of a file apart; or why there are none."""
+    """The numbers by which `memory` tells two states of a file apart; or why there are none."""
     try:
         now = file.stat()
     except OSError as error:
@@ -210,7 +216,8 @@ def _told(file: Path) -> tuple[int, ...] | str:
 
 
 def _header_fault(path: str, state: str, role: Role) -> str | None:
-    """A file that was refused is looked at again: what it lacks, another one may have by now."""
+    """The fault of a file's header. A refused file is checked again, because another file may
+    supply what it lacks by now."""
     from .. import fusion  # noqa: PLC0415 - the server starts without it
     from ..memory import BadFile  # noqa: PLC0415
 
@@ -240,6 +247,6 @@ def _mismatch(model: str, _model_state: str, vae: str, _vae_state: str) -> str |
     from ..fusion.identify import latents  # noqa: PLC0415
     from ..memory import BadFile  # noqa: PLC0415
 
-    with contextlib.suppress(BadFile):  # of which its own loader tells
+    with contextlib.suppress(BadFile):  # its own loader reports that
         return latents.mismatch(model, vae)
     return None

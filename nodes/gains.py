@@ -1,7 +1,7 @@
-"""The kernels' gains, as measured: figures for tooltips, each with its row of bench/results.
+"""Measured gains of the kernels: figures for tooltips, each with its row of bench/results.
 
-A test compares them with the rows. None of them is a promise for another card, so the texts name
-the card that was measured.
+A test compares them with the rows. They do not hold for other cards, so the texts name the card
+that was measured.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PREDICTED_FOR = "RTX 2060 Super"
 
 @dataclass(frozen=True)
 class Gain:
-    """One row of the kernel measurements: how many times as fast as stock `column` was."""
+    """A row of the kernel measurements: how many times as fast as stock `column` was."""
 
     op: str
     label: str
@@ -29,7 +29,8 @@ class Gain:
 
 @dataclass(frozen=True)
 class Predicted:
-    """By the machine code (bench/results/turing-model.json): `label` beside `over`."""
+    """A prediction from the machine code (bench/results/turing-model.json): `label` against
+    `over`."""
 
     label: str
     over: str
@@ -39,18 +40,21 @@ class Predicted:
         return f"{self.times:.1f} times"
 
 
-# Of one call of a model with trained weights, beside FP32: `python3 dev.py bench models fidelity`.
+# Errors of one call of a model with trained weights, against FP32: `python3 dev.py bench models
+# fidelity`.
 ERRORS = "precise 0.099 %, fast 0.10 %, turbo 0.55 %, ComfyUI in FP16 0.10 %"
 
-# Of one call of the larger trained model: `python3 dev.py bench models fidelity --model DIR`.
+# Errors of one call of the larger trained model: `python3 dev.py bench models fidelity --model
+# DIR`.
 SPARSE_ERRORS = "0.5 changes one call of a small trained model by 2.9 %, 0.3 by 5.6 %, radial by 4.7 %"
 
 
 @dataclass(frozen=True)
 class Tiers:
-    """Predicted for a card: how many times as fast a step of `WORK` is with fast and with turbo.
+    """Predicted for a card: how many times as fast as precise a step of `WORK` is with fast and
+    with turbo.
 
-    Beside precise; README has the seconds.
+    README has the seconds.
     """
 
     card: str

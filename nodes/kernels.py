@@ -1,7 +1,7 @@
 """The Kernels nodes: MODEL, CLIP or VAE in, the same out, under another choice of kernels.
 
-The input is not changed, and both share their weights: one loader may feed a branch with a kernel
-and one without.
+The input is not changed, and both share their weights, so one loader may feed branches with and
+without a kernel.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SAME = "as above"  # a switch that follows the first one
 
 @dataclass(frozen=True)
 class Switch:
-    """Ops that a user switches together. tells: what they are, and their gain."""
+    """Ops that a user switches together. tells: a description with their gain."""
 
     id: str
     ops: tuple[str, ...]
@@ -55,7 +55,7 @@ CONVERSIONS = ("to_half", "int8_to_half")
 
 
 def of_families(role: Role, *switches: Switch) -> tuple[Switch, ...]:
-    """These switches for the ops that the role's families have, without those that have none."""
+    """These switches, reduced to the ops of the role's families; those without ops are left out."""
     had = {op for family in FAMILIES if family.role is role for op in family.ops}
     found = (replace(switch, ops=tuple(op for op in switch.ops if op in had)) for switch in switches)
     return tuple(switch for switch in found if switch.ops)
@@ -155,7 +155,7 @@ VAE_SWITCHES = of_families(
 def policy_from(
     kernels: Mode, precision: Precision, switches: tuple[Switch, ...], chosen: dict[str, str]
 ) -> KernelPolicy:
-    """The policy that a node's widgets ask for. All off is stock's own computation."""
+    """The policy of a node's widgets. All off means stock's own computation."""
     from .. import fusion  # noqa: PLC0415 - the server starts without it
 
     ops: dict[str, Any] = {
@@ -172,7 +172,7 @@ FAST = (
     "fast lets FuseStream's products and attention add in FP16, for GeForce cards, which do that twice as fast; slower than "
     f"precise on an {MEASURED_ON}"
 )
-AS_FAST = "turbo: as fast"  # where attention is short, or of a head that has no kernel in 8 bits
+AS_FAST = "turbo: as fast"  # if attention is short, or its heads have no kernel in 8 bits
 TURBO = "turbo also multiplies in 8 bits, in attention and of matrices, for long or large videos"
 
 
@@ -181,7 +181,7 @@ def inputs(
 ) -> type:
     """A dataclass: the input of this name, the two choices for all kernels, and the switches.
 
-    off, fast, turbo: the meaning of these choices here, in words.
+    off, fast, turbo: the meaning of these choices for this node, in words.
     """
     kernels = declare.kernels(
         "In place of the loader's choice. auto: FuseStream's kernels or torch's, whichever is faster on your card, "
@@ -208,7 +208,7 @@ class KernelsNode(Node):
 
 
 class ModelKernels(KernelsNode):
-    """Of a diffusion model."""
+    """For a diffusion model."""
 
     about = About(
         "Kernels",
@@ -235,7 +235,7 @@ class ModelKernels(KernelsNode):
 
 
 class TextEncoderKernels(KernelsNode):
-    """Of a text encoder."""
+    """For a text encoder."""
 
     about = About(
         "Text Encoder Kernels",
@@ -262,7 +262,7 @@ class TextEncoderKernels(KernelsNode):
 
 
 class VAEKernels(KernelsNode):
-    """Of a VAE."""
+    """For a VAE."""
 
     about = About(
         "VAE Kernels",

@@ -1,4 +1,4 @@
-"""The Live Video node: frames in, each made anew by a few steps of an image model, frames out."""
+"""The Live Video node: each frame is made anew by a few steps of an image model."""
 
 from __future__ import annotations
 
@@ -171,13 +171,14 @@ class LiveVideo(Node):
 
     @classmethod
     def fingerprint_inputs(cls, **given: Any) -> float | None:
-        """A camera never shows the same again. Links are told by name alone."""
-        # A new object each time: ComfyUI's cache compares lists, in which even this equals itself.
+        """Always another value for a camera. Links are given by name only."""
+        # A new object each time: ComfyUI's cache compares lists, in which a NaN object equals
+        # itself.
         return None if given.keys() & {"frames", "video"} else float("nan")
 
 
 def _source(inputs: LiveVideo.Inputs, node: str | None) -> Source:
-    """What is connected, or the camera of the page that shows this node."""
+    """The connected frames or video, or the camera of the page that shows this node."""
     from ..fusion.live import sources  # noqa: PLC0415
 
     rate = Fraction(inputs.fps).limit_denominator(1000)
@@ -191,7 +192,7 @@ def _source(inputs: LiveVideo.Inputs, node: str | None) -> Source:
 
 
 def _is_linked(hidden: Any, output: int) -> bool:
-    """Whether a node of this graph takes it."""
+    """Whether a node of this graph takes this output."""
     link = [hidden.unique_id, output]
     return any(link in node.get("inputs", {}).values() for node in (hidden.prompt or {}).values())
 
@@ -205,7 +206,7 @@ def _or_why_not(images: Any) -> Any:
 
 
 def _temp_file() -> Path:
-    """In ComfyUI's folder for what lasts until it ends."""
+    """A new file in ComfyUI's folder for temporary files."""
     folder = Path(folder_paths.get_temp_directory())
     folder.mkdir(parents=True, exist_ok=True)
     handle, path = tempfile.mkstemp(".mp4", "fusestream-live-", folder)
@@ -217,9 +218,9 @@ def _temp_file() -> Path:
 
 
 class Shown:
-    """What a page shows of one run: the bar, a picture now and then, and frames a second.
+    """The page's view of one run: the bar, a picture now and then, and frames a second.
 
-    total: how many frames there will be; None: nobody knows. node: where the text is shown.
+    total: number of frames there will be; None: not known. node: shows the text.
     """
 
     def __init__(self, total: int | None, node: str | None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -245,7 +246,7 @@ class Shown:
             self._text_at, self._told = now, self.frames
 
     def done(self) -> None:
-        """The whole run in a line."""
+        """Show the whole run in a line."""
         seconds = max(self._clock() - self._began, 1e-9)
         self._say(f"{self.frames} frames in {seconds:.1f} s: {self.frames / seconds:.1f} a second")
 
@@ -254,7 +255,7 @@ class Shown:
 
 
 def preview(frame: Tensor) -> tuple[str, Any, int]:
-    """As stock's bar takes a picture."""
+    """A picture as stock's bar takes it."""
     import latent_preview  # noqa: PLC0415 - ComfyUI's own
     from PIL import Image  # noqa: PLC0415
 

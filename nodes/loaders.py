@@ -1,4 +1,4 @@
-"""The loaders. Each takes the place of a stock loader and hands out the same stock object."""
+"""The loaders. Each replaces a stock loader and returns the same stock object."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from .page import meter, moving_preview, user_files
 if TYPE_CHECKING:
     from ..fusion import Mode, Precision
 
-# Of a loader, which shows its quality first.
+# For loaders, which show their quality first.
 kernels, precision = (partial(one, is_advanced=True) for one in (declare.kernels, declare.precision))
-ANY_TYPE = "auto"  # of a text encoder: what the file tells
+ANY_TYPE = "auto"  # of a text encoder: by the file
 QUALITY = (
     "auto computes as the file is stored: INT8 files multiply in INT8, as ComfyUI does, where the card gains by it, and attention "
     "adds in FP32; every other file as Exact, fp8 as the card allows. Exact and Balanced unpack INT8 files. "
@@ -40,7 +40,7 @@ def file_of(role: Role, tooltip: str) -> Any:
 
 
 def types() -> list[str]:
-    """The types of a text encoder: stock's own, and to leave it to the file."""
+    """The types of a text encoder: stock's own, and the choice by the file."""
     return [ANY_TYPE, *importlib.import_module("nodes").CLIPLoader.INPUT_TYPES()["required"]["type"][0]]
 
 
@@ -57,7 +57,7 @@ class Loader(Node):
     async def checked(cls, name: str | None) -> bool | str:
         """The answer of `validate_inputs`, whose arguments name the inputs that it checks.
 
-        name: of the file; None: it comes by a link.
+        name: of the file; None: it comes from a link.
         """
         node, first = getattr(cls.hidden, "unique_id", None), cls.names()[0]
         fault = odd_budget(node, name) or await files.fault(cls.ROLE, first, name)
@@ -77,12 +77,12 @@ class Loader(Node):
 
 
 def odd_budget(node: str | None, name: str | None) -> str | None:
-    """Why the vram_budget that this node is queued with is none, or not for the file of this name.
+    """Why this node's queued vram_budget is no budget, or not one for the file of this name.
 
-    ComfyUI's own check lets -0.5 and what is no number pass.
+    ComfyUI's own check lets -0.5 and NaN pass.
     """
     budget = queued.value(node, "vram_budget")
-    if not isinstance(budget, (int, float)):  # it comes by a link, or there is none
+    if not isinstance(budget, (int, float)):  # it comes from a link, or there is none
         return None
     reason = None if name is None else file_formats.refusal(name, budget)
     return refusal(budget) or (reason and f"{name} {reason}")

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from ..fusion import Mode, Precision
 
 StyleType = io.Custom("FUSESTREAM_STYLE")
-Depth = io.Custom("DA3_MODEL")  # what stock calls Depth Anything 3's MODEL
+Depth = io.Custom("DA3_MODEL")  # stock's type of Depth Anything 3's MODEL
 NETWORK = io.MatchType.Template("network", [io.UpscaleModel, io.BackgroundRemoval, io.Model, Depth])
 FOLDER = "style_models"
 SUFFIXES = (".safetensors", ".pth", ".pt")
-EXAMPLE = "ink and wash (example)"  # the file that the pack brings along
+EXAMPLE = "ink and wash (example)"  # a file that comes with the pack
 NONE = "none"
 PRECISION = "fast lets convolutions add in FP16, for GeForce cards. turbo: as fast."
 
@@ -43,7 +43,7 @@ def listed() -> list[str]:
 
 
 def path_of(name: str) -> str:
-    """Where the style model of this name is. Raises `FileNotFoundError` as stock does."""
+    """The path of the style model with this name. Raises `FileNotFoundError` as stock does."""
     from ..fusion.networks.style import load  # noqa: PLC0415 - the server starts without it
 
     if name == EXAMPLE:
@@ -53,7 +53,7 @@ def path_of(name: str) -> str:
 
 
 class LoadStyleModel(Node):
-    """Of a transformer net, or an AdaIN decoder with its VGG."""
+    """A transformer net, or an AdaIN decoder with its VGG."""
 
     about = About(
         "Load Style Model",
@@ -83,7 +83,7 @@ class LoadStyleModel(Node):
 
     @classmethod
     def fingerprint_inputs(cls, style_name: str, encoder_name: str = NONE, **_: Any) -> str:
-        """Another one once a file was replaced."""
+        """A mark that changes when a file is replaced."""
         names = [name for name in (style_name, encoder_name) if name not in (EXAMPLE, NONE)]
         found = (folder_paths.get_full_path(FOLDER, name) for name in names)
         return " ".join(files.state(path) for path in found if path is not None)
@@ -142,7 +142,7 @@ class ApplyStyle(Node):
 
 
 class FuseNode(Node):
-    """Of an upscale model, a background remover, a detector or a depth model."""
+    """For an upscale model, a background remover, a detector or a depth model."""
 
     about = About(
         "Fuse",

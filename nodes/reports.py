@@ -1,6 +1,6 @@
-"""The nodes that tell of a run: Plan before it, Report after it, and Compare for two reports.
+"""The nodes that describe a run: Plan before it, Report after it, and Compare for two reports.
 
-A report is made once, when the node runs: it hands on plain values.
+A report is made once, when the node runs, and consists of plain values.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..fusion.report import Report as Found
     from ..fusion.report.canvas import ThemeName
 
-# What goes behind a name is shorter than the rest of the 255 bytes that systems take.
+# The suffix of a name fits into the rest of the 255 bytes that systems allow.
 LONGEST_NAME, LONGEST_PREFIX = 200, 1000
 ReportType = io.Custom("FUSESTREAM_REPORT")
 
@@ -75,7 +75,7 @@ class Plan(Node):
 
 
 class ReportNode(Node):
-    """Runs when its input is there: connect what sampling makes."""
+    """Runs when its input is there, so connect the output of sampling."""
 
     about = About(
         "Report",
@@ -122,7 +122,8 @@ class ReportNode(Node):
         try:
             for path in written({kind: content for kind, content in files.items() if content}, inputs.filename_prefix):
                 text += f"\nwritten: {path}"
-        except (OSError, ValueError) as error:  # what was made in an hour is handed on all the same
+        # The result of an hour of work is passed on all the same.
+        except (OSError, ValueError) as error:
             text += f"\nNo file was written: {reason_not_written(error)}\n"
         return io.NodeOutput(inputs.after, found, text, ui=shown(report.draw(found, inputs.theme), text, cls))
 
@@ -172,7 +173,7 @@ def shown(picture: Image, text: str, cls: type[io.ComfyNode]) -> dict[str, Any]:
 
 
 def prefix_fault(prefix: str) -> str | None:
-    """Why no system takes a file of such a name, in a sentence."""
+    """Why no system accepts a file of such a name, in a sentence."""
     if any(ord(letter) < ord(" ") for letter in prefix):
         return "filename_prefix has a letter that no file name can have, such as a line break or NUL. Type it anew."
     longest = max(len(part.encode("utf-8", "replace")) for part in prefix.replace("\\", "/").split("/"))
@@ -182,7 +183,7 @@ def prefix_fault(prefix: str) -> str | None:
 
 
 def reason_not_written(error: OSError | ValueError) -> str:
-    """Without the path, which names folders."""
+    """The reason in words, without the path, which names folders."""
     if not isinstance(error, OSError):
         return str(error)
     reason = error.strerror or type(error).__name__
@@ -190,7 +191,8 @@ def reason_not_written(error: OSError | ValueError) -> str:
 
 
 def written(files: dict[str, str], prefix: str) -> list[str]:
-    """Write each content to a file of that ending, under one new number. Returns their names."""
+    """Write each content to a file of that ending, under one new number. Returns the files'
+    names."""
     if not files:
         return []
     fault = prefix_fault(prefix)

@@ -13,7 +13,7 @@ from .declare import About, Node, linked, widget
 
 
 class SparseAttentionNode(Node):
-    """Off unless it is there: no loader makes attention sparse."""
+    """The only way to sparse attention: no loader makes it sparse."""
 
     about = About(
         "Sparse Attention",

@@ -1,1 +1,1 @@
-"""A graph as it is queued or open: read from links and values before anything runs."""
+"""A graph that is queued or open: read from links and values before anything runs."""

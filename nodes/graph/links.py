@@ -1,13 +1,13 @@
-"""Which VAEs a model's latents meet in a graph, read from the links before anything runs.
+"""The VAEs that a model's latents meet in a graph, read from the links before anything runs.
 
-A graph in ComfyUI's API form is a table of nodes, subgraphs laid open:
-{"77:8": {"class_type": ..., "inputs": {name: value or [node, output]}}}. The way goes from a
+A graph in ComfyUI's API form is a table of nodes, with subgraphs expanded:
+{"77:8": {"class_type": ..., "inputs": {name: value or [node, output]}}}. The search goes from a
 loader's MODEL to the samplers that take it, from their latents down to the node that decodes them
 and up to the node that encoded them, and from there to the VAE's loader.
 
-Only a plain way is followed, because a wrong alarm would stop a run that is right. It ends where
-two models meet in one node, and where a node of another pack makes latents of latents, which may be
-of another kind then.
+Only a plain way is followed, because a false alarm would stop a correct run. The search ends where
+two models meet in one node, and where a node of another pack makes latents of latents, which may
+then be of another kind.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ Prompt = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Kind:
-    """
-    outputs   the types that a class of nodes gives
-    is_end    whether a run is for such nodes: they save, or show
+    """A class of nodes.
+
+    outputs   types of its outputs
+    is_end    whether a run is made for such nodes: they save, or show
     is_plain  whether its latents and its VAE are of the kind that it takes: stock's nodes, and ours
     """
 
@@ -36,17 +37,18 @@ class Kind:
 
 
 class Output(NamedTuple):
-    """Of a node, by its place."""
+    """An output of a node, by its place."""
 
     node: str
     place: int
 
 
 class Graph:
-    """
+    """A graph, read from its links.
+
     prompt   in API form
     kind_of  a class of nodes by its name; None: unknown
-    ends     those of the nodes that a run is for which will run; None: all
+    ends     the end nodes that will run; None: all
     """
 
     def __init__(
@@ -62,13 +64,14 @@ class Graph:
                 self._takers.setdefault(output, []).append(name)
 
     def links(self, node: str) -> Sequence[Output]:
-        """What comes into a node from others."""
+        """The outputs of other nodes that this node takes."""
         values = self.prompt.get(node, {}).get("inputs", {}).values()
         found = (Output(str(value[0]), value[1]) for value in values if is_link(value))
         return [output for output in found if output.node in self.prompt]
 
     def type_of(self, output: Output) -> str:
-        """A node that passes anything on, as a reroute does, is asked for its input's type."""
+        """The type of an output. A node that passes any type on, such as a reroute, has its input's
+        type."""
         seen: set[Output] = set()
         while output not in seen:
             seen.add(output)
@@ -84,25 +87,25 @@ class Graph:
         return [output for output in self.links(node) if self.type_of(output) in types]
 
     def made(self, node: str) -> Sequence[str]:
-        """The types of what a node gives, in order."""
+        """The types of a node's outputs, in order."""
         return [self.type_of(Output(node, place)) for place in range(len(self._kinds[node].outputs))]
 
     def is_plain(self, node: str) -> bool:
         return self._kinds[node].is_plain
 
     def is_taken(self, node: str, place: int) -> bool:
-        """Whether something that will run takes this output of a node."""
+        """Whether a node that will run takes this output."""
         return bool(self._takers.get(Output(node, place)))
 
     def vaes(self, loader: str) -> Iterator[str]:
-        """The nodes that load the VAEs which the latents of this node's model meet."""
+        """The nodes that load the VAEs which latents of this loader's model meet."""
         for vae in self._vaes_met(loader):
             found = self._loader_of(vae)
             if found is not None:
                 yield found
 
     def _running(self, ends: Collection[str] | None) -> set[str]:
-        """The nodes that something to be saved or shown is made of."""
+        """The nodes that end nodes depend on, and these."""
         asked = [name for name, kind in self._kinds.items() if kind.is_end and (ends is None or name in ends)]
         running: set[str] = set()
         while asked:
@@ -132,25 +135,25 @@ class Graph:
                         yield from self._encoders(node)
                     elif (
                         goes_on and IMAGE in kind.outputs and kind.is_plain
-                    ):  # and decodes: there are no latents outside of it
+                    ):  # and decodes: no latents leave it
                         yield from self._one_vae(node)
                 if goes_on:
                     waiting += self._outputs(node, type)
 
     def _outputs(self, node: str, type: str) -> Iterator[tuple[Output, str]]:
-        """Where what came in by this type goes on, and as what."""
+        """The outputs on which an input of this type goes on, with their types."""
         for place in range(len(self._kinds[node].outputs)):
             made = self.type_of(Output(node, place))
             if made == LATENT or (made in MODELS and type in MODELS):
                 yield Output(node, place), made
 
     def _passes_latents(self, node: str) -> bool:
-        """Latents that go on to another model's sampler are that one's."""
+        """Whether a node passes latents on. If it takes a model, its latents are of that model."""
         is_alone = len(self.links_of(node, LATENT, ANY)) == 1 and not self.links_of(node, *MODELS)
         return is_alone and (self._kinds[node].is_plain or ANY in self._kinds[node].outputs)
 
     def _encoders(self, sampler: str) -> Iterator[Output]:
-        """The VAEs that encoded a sampler's first latents: an empty latent has none."""
+        """The VAEs that encoded a sampler's first latents. An empty latent has none."""
         seen: set[Output] = set()
         waiting = list(self.links_of(sampler, LATENT))
         while waiting:
@@ -164,13 +167,13 @@ class Graph:
                 waiting += self.links_of(output.node, LATENT)
 
     def _one_vae(self, node: str) -> Iterator[Output]:
-        """Of two, one may be for sound."""
+        """The only VAE of a node. With two, one may be for sound."""
         found = self.links_of(node, VAE, ANY)
         if len(found) == 1:
             yield found[0]
 
     def _loader_of(self, vae: Output) -> str | None:
-        """The node that this VAE comes from, if nothing on the way could make it another one."""
+        """The node that loads this VAE, if no node on the way could change it."""
         seen: set[Output] = set()
         while vae not in seen:
             seen.add(vae)

@@ -1,8 +1,8 @@
-"""The graph that is being queued, for nodes that are asked about their inputs.
+"""The graph that is being queued, for nodes whose inputs are checked.
 
-ComfyUI shows a node no more than these. The server lets everybody see a prompt before it asks the
-nodes about it, both in one task; so the prompt that is noted here is the one that a node is asked
-for. Without a server nothing is known.
+ComfyUI shows a node only its own inputs. The server passes a prompt to handlers before it checks
+the nodes, both in one task, so the prompt that is noted here is the one being checked. Without a
+server there is none.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _queued: ContextVar[Mapping[str, Any] | None] = ContextVar("queued", default=Non
 
 
 def attach() -> None:
-    """Let the server show us what is queued. Called once."""
+    """Let the server show us queued prompts. Called once."""
     server = running_server()
     if server is not None:
         server.add_on_prompt_handler(note)
 
 
 def note(body: dict[str, Any]) -> dict[str, Any]:
-    """body: what the server was sent. It goes on as it came."""
+    """Note what the server was sent, and return it unchanged."""
     _queued.set(body)
     return body
 
@@ -36,8 +36,8 @@ def note(body: dict[str, Any]) -> dict[str, Any]:
 def value(node: str | None, name: str) -> Any:
     """The value that this input of a node is queued with: a widget's, a link, or None if unknown.
 
-    For an input beside those that a node is asked about by name, because ComfyUI shows a refusal at
-    each of these.
+    For inputs that are not among the arguments of the node's check, because ComfyUI shows a refusal
+    at each argument.
     """
     try:
         return (_queued.get() or {})["prompt"][node]["inputs"].get(name)
@@ -46,7 +46,7 @@ def value(node: str | None, name: str) -> Any:
 
 
 def graph(node: str, inputs: Mapping[str, Any]) -> Graph | None:
-    """The one that is being queued, if in it this node has these inputs."""
+    """The graph that is being queued, if this node has these inputs in it."""
     body = _queued.get() or {}
     prompt: Any = body.get("prompt")
     ends = body.get("partial_execution_targets")
@@ -54,12 +54,13 @@ def graph(node: str, inputs: Mapping[str, Any]) -> Graph | None:
         if any(prompt[node]["inputs"].get(name) != value for name, value in inputs.items()):
             return None
         return Graph(prompt, kind_of, ends if isinstance(ends, Collection) else None)
-    except (KeyError, TypeError, AttributeError):  # a body of another shape; the server says so itself
+    # the server reports a body of another shape itself
+    except (KeyError, TypeError, AttributeError):
         return None
 
 
 def kind_of(class_type: str) -> Kind | None:
-    """What a class of nodes gives, by its name."""
+    """The description of a class of nodes, by its name."""
     found = importlib.import_module("nodes").NODE_CLASS_MAPPINGS.get(class_type)
     if found is None:
         return None

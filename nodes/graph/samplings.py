@@ -1,9 +1,9 @@
 """The samplings of a loader's model in a graph that is open, read before anything runs.
 
-The way goes from the loader's MODEL over the nodes that change it to each node that samples, and
+The search goes from the loader's MODEL over the nodes that change it to each node that samples, and
 from there to the nodes that have steps, guidance and size. Nothing is guessed: a value that is
-computed as the graph runs, or that only another pack's node knows, is `Unknown`, with the node that
-it is about.
+computed when the graph runs, or that only another pack's node knows, is `Unknown`, with the node
+that it is about.
 """
 
 from __future__ import annotations
@@ -16,21 +16,23 @@ from typing import Any
 from .links import GUIDER, IMAGE, LATENT, MODELS, Graph, Output, is_link
 
 SIGMAS, CONDITIONING = "SIGMAS", "CONDITIONING"
-CONSTANTS = ("PrimitiveInt", "PrimitiveFloat")  # nodes that give what their `value` is
-SAME_SIGMAS = ("FlipSigmas", "SetFirstSigma")  # as many as they take
-SAME_SIZE = ("SetLatentNoiseMask",)  # latents of the size of those that they take
-# Nodes that put a frame of latents before those of the video, and the input that it is for.
+CONSTANTS = ("PrimitiveInt", "PrimitiveFloat")  # nodes whose output is their `value`
+SAME_SIGMAS = ("FlipSigmas", "SetFirstSigma")  # the same number of sigmas as their input
+SAME_SIZE = ("SetLatentNoiseMask",)  # latents of their input's size
+# Nodes that put a frame of latents before those of the video, and the input that adds it.
 ADDS_A_FRAME = {"WanVaceToVideo": "reference_image"}
 ONE_PROMPT = "BasicGuider"
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """
+    """A sampling in a graph.
+
     sampler   the node that samples
-    between   those that the model passes on its way there, in order
+    between   nodes that the model passes on its way there, in order
     pixels    frames, height and width; 0 frames: of a picture
-    batch     so many at once; more: frames of the latent, beyond those of the pixels
+    batch     how many at once
+    more      frames of the latent, in addition to those of the pixels
     """
 
     sampler: str
@@ -43,7 +45,8 @@ class Sampling:
 
 
 class Unknown(Exception):
-    """key: of the reason, among the page's words. node: its subject. sampler: of one sampling."""
+    """key: of the reason, among the page's words. node: its subject. sampler: the node of its
+    sampling."""
 
     def __init__(self, key: str, node: str = "", **values: Any) -> None:
         super().__init__(key)
@@ -52,7 +55,8 @@ class Unknown(Exception):
 
 
 def samplings(graph: Graph, loader: str) -> Iterator[Sampling | Unknown]:
-    """Those that the loader's first output goes to, the nearest first; unsaved ones, too."""
+    """The samplings that the loader's first output goes to, the nearest first; also those that save
+    nothing."""
     takers: dict[Output, list[str]] = {}
     for name in graph.prompt:
         for output in dict.fromkeys(graph.links(name)):
@@ -78,7 +82,7 @@ def samplings(graph: Graph, loader: str) -> Iterator[Sampling | Unknown]:
 
 
 def number(graph: Graph, node: str, name: str, default: float | None = None) -> float:
-    """What this input of a node will be. Raises `Unknown`."""
+    """The value that this input of a node will have. Raises `Unknown`."""
     value = graph.prompt[node]["inputs"].get(name, default)
     if is_link(value) and str(value[0]) in graph.prompt:
         origin = str(value[0])
@@ -126,14 +130,15 @@ def _made_here(graph: Graph, node: str) -> tuple[tuple[int, int, int], int, int]
     width, height = (int(number(graph, node, name)) for name in ("width", "height"))
     frames = int(number(graph, node, "length")) if "length" in inputs else 0
     batch = int(number(graph, node, "batch_size", 1))
-    if min(width, height, batch) < 1 or frames < 0:  # as an upscaler has it whose other side follows from the picture
+    # an upscaler takes its other side from the picture
+    if min(width, height, batch) < 1 or frames < 0:
         raise Unknown("sizeOf", node)
     adds = ADDS_A_FRAME.get(graph.prompt[node]["class_type"])
     return (frames, height, width), batch, int(adds is not None and is_link(inputs.get(adds)))
 
 
 def _steps(graph: Graph, sampler: str) -> int:
-    """So many as it computes: of those that it is told of, from a first to a last one."""
+    """Number of computed steps: those between a first and a last one, if they are given."""
     inputs = graph.prompt[sampler]["inputs"]
     if "steps" in inputs:
         steps = number(graph, sampler, "steps")
@@ -148,7 +153,7 @@ def _steps(graph: Graph, sampler: str) -> int:
 
 
 def _sigmas(graph: Graph, node: str, depth: int = 0) -> int:
-    """Steps by what comes into a node as sigmas."""
+    """Number of steps, from the sigmas that a node takes."""
     found = graph.links_of(node, SIGMAS)
     if len(found) != 1 or depth > len(graph.prompt):
         raise Unknown("stepsOf", node)

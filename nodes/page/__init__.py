@@ -1,1 +1,1 @@
-"""Between the server and the page: what a run tells, what the page asks for, the user's files."""
+"""Between the server and the page: a run's messages, the page's requests, the user's files."""

@@ -1,6 +1,6 @@
 """Work on models that is done when no prompt runs: at once, or as soon as a prompt is done.
 
-The queue is locked while models are touched, so that none begins.
+The queue is locked while models are touched, so that no prompt starts.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def attach() -> None:
 
 
 def always(work: Work) -> None:
-    """After each prompt, before the work that waited for it."""
+    """Do this after each prompt, before the work that waited for it."""
     _always.append(work)
 
 
 def do(work: Work) -> bool:
-    """Now if nothing runs, else after the prompt that runs. Returns whether it is done."""
+    """Do this now if no prompt runs, else after the running one. Returns whether it is done."""
     server = running_server()
     if server is None:
         work()
@@ -62,5 +62,5 @@ def _watch(queue: Any) -> None:
 def _try(work: Work) -> None:
     try:
         work()
-    except Exception:  # it is no part of the prompt, and must not end the thread that runs them
+    except Exception:  # it is no part of the prompt, and must not end the thread that runs prompts
         log.exception("what was to be done after the prompt was not")

@@ -1,7 +1,7 @@
 """The way from a node to the page that shows it. A graph may also be run without a server.
 
-The page shows a warning of `fusion` as a toast, because in the log hardly anybody sees it. The node
-that asked for a text shows how fast it was written.
+The page shows a warning of `fusion` as a toast, because few users read the log. The node that asked
+for a text shows how fast it was written.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ def is_busy() -> bool:
 
 
 def answered(told: dict[str, Any], status: int = 200) -> web.Response:
-    """An answer of this moment, which nobody may keep."""
+    """An answer that must not be cached."""
     from aiohttp import web  # noqa: PLC0415 - only a server has it
 
     return web.json_response(told, status=status, headers={"Cache-Control": "no-store"})
 
 
 def tell(event: str, told: dict[str, Any]) -> None:
-    """To the page that queued the prompt, if there is one."""
+    """Send an event to the page that queued the prompt, if there is one."""
     server = running_server()
     if server is not None and server.client_id is not None:
         server.send_sync(event, {**told, "prompt_id": server.last_prompt_id}, server.client_id)
 
 
 def write_on(node: str | None, words: str) -> None:
-    """As ComfyUI's progress text on a node of the page that queued; `last_words.js` keeps it."""
+    """Show words as ComfyUI's progress text on a node of the page that queued; `last_words.js`
+    keeps them."""
     server = running_server()
     if server is not None and server.client_id is not None and node is not None:
         server.send_progress_text(words, node, server.client_id)
@@ -58,7 +59,7 @@ def running_node() -> str | None:
 
 
 def hear_notices() -> None:
-    """Let `fusion` tell the page. Called by nodes that run, as often as they like."""
+    """Let `fusion` tell the page. Called by nodes that run; repeated calls do no harm."""
     from ...fusion.base import notices  # noqa: PLC0415 - the server starts without it
     from ...fusion.text import token_rate  # noqa: PLC0415
 
@@ -67,7 +68,7 @@ def hear_notices() -> None:
 
 
 def _show(sentence: str) -> None:
-    """About the node that runs now."""
+    """Send a notice about the node that runs now."""
     tell(NOTICE, {"node": running_node(), "sentence": sentence})
 
 

@@ -13,8 +13,9 @@ import comfy.model_management as management
 
 from ...fusion.base.hooks import STREAM
 
-RAM = "pinned RAM", "registered RAM", "managed RAM"  # a ledger's names for what cannot be swapped out
-ALL = 1e30  # stock's word for as much as there is
+# a ledger's names for memory that cannot be swapped out
+RAM = "pinned RAM", "registered RAM", "managed RAM"
+ALL = 1e30  # stock's number for all there is
 
 _numbers = itertools.count(1)
 _ids: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -22,11 +23,12 @@ _ids: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 @dataclass(frozen=True)
 class InMemory:
-    """A loaded model. name: its file's, or its class's where no file is known. Figures are bytes.
+    """A loaded model. name: its file's, or its class's if no file is known. Figures are bytes.
 
-    vram    on its device
-    window  of these, what blocks pass through; resident: what stays of the blocks
-    pinned  RAM that the device reads by itself
+    vram      on its device
+    window    of these, what blocks pass through
+    resident  of these, blocks that stay
+    pinned    RAM that the device reads by itself
     """
 
     id: int
@@ -41,7 +43,7 @@ class InMemory:
 
 
 def models() -> list[InMemory]:
-    """Each model once, the one that was loaded last first: clones share their weights."""
+    """Each model once, the last loaded first. Clones count once, because they share weights."""
     return [_described(loaded.model, str(loaded.device)) for loaded in _each().values()]
 
 
@@ -52,7 +54,7 @@ def is_there(id: int) -> bool:
 def release(id: int) -> None:
     """Unload it as ComfyUI does when another model needs the memory, and keep no RAM for it.
 
-    A prompt that uses it loads it again. Nothing may run.
+    A prompt that uses it loads it again. No prompt may run meanwhile.
     """
     going = [
         loaded for loaded in management.current_loaded_models if loaded.model is not None and _id(loaded.model) == id
@@ -67,7 +69,7 @@ def release(id: int) -> None:
 
 
 def patchers() -> Iterator[Any]:
-    """Of each loaded model the patcher that it was loaded with."""
+    """The patcher of each loaded model."""
     return (loaded.model for loaded in _each().values())
 
 
@@ -100,7 +102,7 @@ def _described(patcher: Any, device: str) -> InMemory:
 
 
 def _file(patcher: Any, stream: Any) -> str | None:
-    """The name of the file that a model came from, of several the first."""
+    """The name of the file that a model came from; of several files, the first."""
     if stream is not None:
         return str(stream.path.name)
     source = getattr(patcher, "cached_patcher_init", None)
@@ -110,7 +112,7 @@ def _file(patcher: Any, stream: Any) -> str | None:
 
 
 def _vram(patcher: Any) -> int:
-    """Bytes on its device; of a model that the running thread just changes, those before."""
+    """Bytes on its device; if the running thread is just changing the model, the bytes before."""
     try:
         return int(patcher.loaded_size())
     except RuntimeError:  # a dictionary of its modules has changed under the count

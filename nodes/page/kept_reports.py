@@ -23,7 +23,8 @@ MOST = 4
 
 @dataclass(frozen=True)
 class Kept:
-    """when: seconds since 1970. text: the report's, made once: a page asks for it often."""
+    """when: seconds since 1970. text: of the report, made once because the page asks for it
+    often."""
 
     id: int
     when: float
@@ -34,18 +35,18 @@ class Kept:
 _kept: deque[Kept] = deque(maxlen=MOST)
 _numbers = itertools.count(1)
 _lock = threading.Lock()
-_since = 0.0  # the end of the last prompt, as streams tell time
-_told: weakref.WeakSet[Any] = weakref.WeakSet()  # streams of which there is a report of the prompt that runs
+_since = 0.0  # the end of the last prompt, on the clock of streams
+_told: weakref.WeakSet[Any] = weakref.WeakSet()  # streams that have a report of the running prompt
 
 
 def kept() -> list[Kept]:
-    """The newest first."""
+    """The kept reports, the newest first."""
     with _lock:
         return list(reversed(_kept))
 
 
 def keep(report: Report, model: Any = None) -> None:
-    """model: the MODEL that it is about."""
+    """Keep a report. model: the MODEL that it is about."""
     from ...fusion.report import as_text  # noqa: PLC0415 - the server starts without it
 
     with _lock:
@@ -56,7 +57,8 @@ def keep(report: Report, model: Any = None) -> None:
 
 
 def keep_those_of_the_prompt() -> None:
-    """Of the diffusion models that streamed since the last prompt, where no node has made one."""
+    """Keep reports of the diffusion models that streamed since the last prompt, unless a node made
+    one."""
     from ...fusion import report  # noqa: PLC0415 - the server starts without it
     from . import in_memory  # noqa: PLC0415
 

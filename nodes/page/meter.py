@@ -1,8 +1,8 @@
-"""What is shown on a loader while its model samples: the meter of its memory, and a line of text.
+"""The display on a loader while its model samples: the meter of its memory, and a line of text.
 
-The front end hears four times a second of the memory, and draws the meter. A block that has run
-tells its stream's watcher, which mostly only looks at the clock. The text is ComfyUI's own progress
-text, which stands in both of its kinds of nodes.
+The front end gets the memory four times a second, and draws the meter. Each block that has run
+calls its stream's watcher, which mostly only looks at the clock. The text is ComfyUI's own progress
+text, which both of its kinds of nodes show.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ...fusion.sampling.step_timer import Reading
 
 EVENT = "fusestream.meter"
-EVERY = 0.25  # seconds between two messages, of either kind
+EVERY = 0.25  # seconds between two messages of a kind
 
 log = logging.getLogger("fusestream.meter")
 Send = Callable[[dict[str, Any]], None]
@@ -39,7 +39,7 @@ def watch(patcher: Any, hidden: Any) -> None:
 
 
 def watch_sampling(patcher: Any, hidden: Any) -> None:
-    """Let samplings with this model be told in words on the loader that `hidden` names."""
+    """Let samplings with this model be shown as words on the loader that `hidden` names."""
     from ...fusion.sampling.step_timer import pace_of  # noqa: PLC0415 - the server starts without it
 
     pace, node = pace_of(patcher), getattr(hidden, "unique_id", None)
@@ -52,19 +52,20 @@ def send(reading: dict[str, Any]) -> None:
 
 
 def send_text(text: str, node: str) -> None:
-    """To the page that queued the prompt, unless its user has switched the meter off."""
+    """Send a text to the page that queued the prompt, unless its user has switched the meter
+    off."""
     if user_files.value(user_files.METER, True):
         write_on(node, text)
 
 
 class Meter:
-    """Of one stream, which it does not keep alive."""
+    """The meter of one stream, which it does not keep alive."""
 
     def __init__(
         self, stream: Any, node: str, device: torch.device, send: Send, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._stream, self._node, self._send, self._clock = weakref.ref(stream), node, send, clock
-        self._memory = "RAM" if device.type == "cpu" else "VRAM"  # what the blocks are held in
+        self._memory = "RAM" if device.type == "cpu" else "VRAM"  # where the blocks are held
         self._since, self._copied, self._waited = clock(), 0, 0.0
         self._broken = False
 
@@ -76,11 +77,11 @@ class Meter:
             stream: Any = self._stream()
             self._send(self._reading(stream, i, now))
         except Exception:
-            self._broken = True  # a meter is not worth a run
+            self._broken = True  # a meter is not worth a failed run
             log.warning("the live meter is off for this model", exc_info=True)
 
     def _reading(self, stream: Any, i: int, now: float) -> dict[str, Any]:
-        """Bytes, counts, and since the last reading bytes a second and the share of waiting."""
+        """Bytes, counts, and since the last reading: bytes a second and the share of waiting."""
         seconds, self._since = now - self._since, now
         summary, plan = stream.residency.ledger.summary(), stream.residency.pager.plan
         copied, waited = sum(summary["bytes by route"].values()), summary["seconds"].get("stall", 0.0)
@@ -100,7 +101,7 @@ class Meter:
 
 
 class ProgressText:
-    """Of one loader: the step, how long one takes, how long it still takes."""
+    """The progress text of one loader: the step, the time of a step, the remaining time."""
 
     def __init__(self, node: str, send: SendText, clock: Callable[[], float] = time.monotonic) -> None:
         self._node, self._send, self._clock = node, send, clock
@@ -118,5 +119,5 @@ class ProgressText:
         try:
             self._send(running(reading), self._node)
         except Exception:
-            self._broken = True  # a line of text is not worth a run
+            self._broken = True  # a line of text is not worth a failed run
             log.warning("the progress text is off for this model", exc_info=True)

@@ -1,8 +1,8 @@
-"""The preview of a video moves: all of its latent frames, where ComfyUI's shows the first.
+"""A moving preview of a video: all of its latent frames, while ComfyUI's preview shows the first.
 
-ComfyUI's previewer decodes, by its *Live preview method*, and ComfyUI's message carries the result,
-which is one picture, and an animation once it is saved. Nodes that are elements play it by
-themselves, nodes on the canvas by web/js/preview.js.
+ComfyUI's previewer decodes, by its *Live preview method*, and ComfyUI's message carries the result:
+one picture, which is saved as an animation. Nodes that are elements play it by themselves, nodes on
+the canvas by web/js/preview.js.
 """
 
 from __future__ import annotations
@@ -25,19 +25,22 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 EVERY = 0.5  # seconds between two previews, at least
-SHARE = 0.05  # of the time, the most that decoding takes
+SHARE = 0.05  # the most of the time that decoding takes
 FRAME = 0.125  # seconds for which a latent frame is shown: Wan 2.1 at twice its speed
 LONGEST = 256  # pixels
-PARTS = ("get_previewer", "Latent2RGBPreviewer", "TAEHVPreviewerImpl")  # of ComfyUI's, that these are made of
+# names in ComfyUI that these previews depend on
+PARTS = ("get_previewer", "Latent2RGBPreviewer", "TAEHVPreviewerImpl")
 
 log = logging.getLogger("fusestream.moving_preview")
-Shown = tuple[str, "Image", int | None]  # as ComfyUI's bar takes a picture: format, picture, the most pixels
+# a picture as ComfyUI's bar takes it: format, picture, the most pixels
+Shown = tuple[str, "Image", int | None]
 
-_ours: WeakSet[Any] = WeakSet()  # the latent formats of our models, by which ComfyUI asks for a previewer
+# the latent formats of our models, for which ComfyUI requests a previewer
+_ours: WeakSet[Any] = WeakSet()
 
 
 def attach() -> None:
-    """Called once. Models that others have loaded keep the previews that they had."""
+    """Install moving previews, once. Models loaded by other nodes keep their previews."""
     import latent_preview  # noqa: PLC0415 - ComfyUI's own
 
     if (changed := changed_in(latent_preview)) is not None:
@@ -52,7 +55,8 @@ def attach() -> None:
 
 
 def changed_in(latent_preview: Any) -> str | None:
-    """What of ComfyUI's previews is not as these know it, in words."""
+    """The difference of ComfyUI's previews from those that this code knows, in words; None: there
+    is none."""
     lacks = [name for name in PARTS if not hasattr(latent_preview, name)]
     if lacks:
         return f"latent_preview has no {' and no '.join(lacks)}"
@@ -61,14 +65,15 @@ def changed_in(latent_preview: Any) -> str | None:
 
 
 def watch(patcher: Any) -> None:
-    """Let previews of what this model samples move."""
+    """Let previews of this model's samplings move."""
     latent_format = getattr(getattr(patcher, "model", None), "latent_format", None)
     if latent_format is not None:
         _ours.add(latent_format)
 
 
 def moving(previewer: Any, latent_format: Any) -> Any:
-    """One that moves if it is ComfyUI's own for a model of ours, and wanted; else the same."""
+    """A moving previewer if this one is ComfyUI's own for a model of ours, and it is wanted; else
+    this one."""
     from latent_preview import Latent2RGBPreviewer, TAEHVPreviewerImpl  # noqa: PLC0415
 
     can = latent_format in _ours and type(previewer) in (Latent2RGBPreviewer, TAEHVPreviewerImpl)
@@ -76,7 +81,7 @@ def moving(previewer: Any, latent_format: Any) -> Any:
 
 
 def is_wanted() -> bool:
-    """By the user, and by a page that queued: programs may know no pictures but JPEG."""
+    """Whether the user wants it, and a page queued: other programs may only know JPEG pictures."""
     from comfy_api import feature_flags  # noqa: PLC0415
 
     server = running_server()
@@ -88,7 +93,8 @@ def is_wanted() -> bool:
 
 
 class MovingPreviewer:
-    """Of one sampling. Pictures are left to ComfyUI's previewer, and videos after a failure."""
+    """The previewer of one sampling. Pictures, and videos after a failure, are left to ComfyUI's
+    previewer."""
 
     def __init__(self, stocks: Any, clock: Callable[[], float] = time.monotonic) -> None:
         self._stocks, self._clock = stocks, clock
@@ -96,16 +102,17 @@ class MovingPreviewer:
         self._broken = False
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._stocks, name)  # packs that make previews too ask for its decoder or its factors
+        # packs that make previews ask for its decoder or its factors
+        return getattr(self._stocks, name)
 
     def decode_latent_to_preview_image(self, preview_format: str, x0: Tensor) -> Shown | None:
-        """x0: [1, c, t, h, w]. None: what is shown goes on."""
+        """A preview of x0 [1, c, t, h, w]; None: keep the one that is shown."""
         if not self._broken and x0.ndim == 5 and x0.shape[2] > 1:
             if self._clock() < self._next:
                 return None
             try:
                 return self._made(x0)
-            except Exception:  # a preview is not worth a run
+            except Exception:  # a preview is not worth a failed run
                 self._broken = True
                 log.warning("the preview does not move in this run", exc_info=True)
         shown: Shown = self._stocks.decode_latent_to_preview_image(preview_format, x0)
@@ -123,19 +130,19 @@ def frames_of(stocks: Any, x0: Tensor, clock: Callable[[], float]) -> tuple[list
     count = x0.shape[2]
     if hasattr(stocks, "taesd"):
         # One by one, as ComfyUI decodes the first, because the model has the memory that all at
-        # once would need. The first waits for the step.
+        # once would need. Only the others are timed, because the first waits for the step.
         frames = [stocks.decode_latent_to_preview(x0[:1, :, :1])]
         began = clock()
         frames += [stocks.decode_latent_to_preview(x0[:1, :, i : i + 1]) for i in range(1, count)]
         return frames, (clock() - began) * count / (count - 1)
-    # Below each other they are one picture, which is one copy from the card.
+    # Stacked, they are one picture, which is one copy from the card.
     tall = stocks.decode_latent_to_preview(x0[:1].flatten(2, 3).unsqueeze(2))
     height = tall.height // count
     return [tall.crop((0, i * height, tall.width, (i + 1) * height)) for i in range(count)], 0.0
 
 
 def animation(frames: list[Image], first: int) -> Image:
-    """A picture that is saved as all frames, from the `first` on: the last one has come so far."""
+    """A picture that is saved as all frames, from `first` on, where the last preview has got to."""
     frames = frames[first:] + frames[:first]
     picture = frames[0].copy()
 
@@ -147,7 +154,8 @@ def animation(frames: list[Image], first: int) -> Image:
 
 
 def encoded(frames: list[Image]) -> bytes:
-    """As WebP, or as a JPEG of the first: an error here would end all messages of the server."""
+    """The frames as WebP, or the first as JPEG, because an error here would end all messages of the
+    server."""
     from PIL import ImageOps  # noqa: PLC0415
 
     file = io.BytesIO()

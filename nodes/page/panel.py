@@ -1,6 +1,6 @@
 """Answers to the page's panel: the models in memory, the release of one, and the last reports.
 
-No answer tells a folder: models are named by their files, and reports name none.
+No answer names a folder: models are named by their files, and reports name none.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 MODELS, RELEASE = "/fusestream/models", "/fusestream/models/release"
 REPORTS, PICTURE = "/fusestream/reports", "/fusestream/reports/{id}/picture"
-EVENT = "fusestream.panel"  # something of this has changed
+EVENT = "fusestream.panel"  # a change of one of these
 THEMES = "dark", "light"
 
-_asked: set[int] = set()  # models that are let go of when the prompt is done
+_asked: set[int] = set()  # models that are released when the prompt is done
 
 
 def attach() -> None:
@@ -39,20 +39,20 @@ def attach() -> None:
 
 
 def tell() -> None:
-    """Every page that is open."""
+    """Tell every open page that something changed."""
     server = running_server()
     if server is not None:
         server.send_sync(EVENT, {})
 
 
 async def models(_request: web.Request) -> web.Response:
-    """Those in memory, each with whether it is about to be let go of."""
+    """The models in memory, each with whether it is about to be released."""
     found = await asyncio.get_running_loop().run_in_executor(None, _models)
     return answered({"models": found})
 
 
 async def release(request: web.Request) -> web.Response:
-    """Asked with {"id": a model's}. Releases it now, or after the prompt. 404: it is gone."""
+    """Answers {"id": a model's}. Releases it now, or after the prompt. 404: it is gone."""
     try:
         id = (await request.json())["id"]
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
@@ -64,7 +64,7 @@ async def release(request: web.Request) -> web.Response:
 
 
 async def reports(_request: web.Request) -> web.Response:
-    """The newest first. seconds, stall: of a typical pass, and of waiting in it."""
+    """The reports, newest first. seconds, stall: of a typical pass, and of waiting in it."""
     found = [
         {
             "id": one.id,
@@ -81,7 +81,7 @@ async def reports(_request: web.Request) -> web.Response:
 
 
 async def picture(request: web.Request) -> web.Response:
-    """A report's, as PNG. theme: dark or light."""
+    """The picture of a report, as PNG. theme: dark or light."""
     from aiohttp import web  # noqa: PLC0415
 
     theme = request.query.get("theme", THEMES[0])
@@ -101,7 +101,7 @@ def _models() -> list[dict[str, Any]]:
 
 
 def _release(id: int) -> str:
-    """released, or waiting for the prompt that runs, or gone before."""
+    """released, or waiting for the running prompt, or gone before."""
     from . import in_memory  # noqa: PLC0415
 
     if not in_memory.is_there(id):

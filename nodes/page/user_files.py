@@ -1,8 +1,8 @@
-"""Files of the user's: the settings of ComfyUI's dialog, and the times of steps.
+"""The user's files: the settings of ComfyUI's dialog, and the times of steps.
 
 The settings are read whenever their file has changed. With several users on one server the first
 one's file counts, because memory belongs to the machine. The times of steps are kept between two
-starts, among ComfyUI's own data, which no page can ask for.
+starts, among ComfyUI's own data, which no page can read.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import folder_paths
 from . import between_prompts
 from .front_end import running_server
 
-# As nodes/web/js has them.
+# The names in nodes/web/js.
 METER, RESERVE, RAM = "FuseStream.Meter.Enabled", "FuseStream.Memory.Reserve", "FuseStream.Memory.RAM"
 PREVIEW = "FuseStream.Preview.Moving"
 STEP_TIMES = "step-times.json"
 
 _read: dict[str, Any] = {}
 _state: tuple[int, int] | None = None
-_are_applied = False  # whether a loader has run: before, there is nothing that they could hold for
+_are_applied = False  # whether a loader has run; before, settings have nothing to apply to
 _are_times_read = False
 
 
 def attach() -> None:
-    """A changed setting holds from the next prompt on, for loaded models, too. Called once."""
+    """Let a changed setting hold from the next prompt on, also for loaded models. Called once."""
     between_prompts.always(write_step_times)
     server = running_server()
     if server is not None:
@@ -40,7 +40,7 @@ def value(name: str, default: Any) -> Any:
 
 
 def apply() -> None:
-    """Called by loaders, before they load."""
+    """Apply the settings. Called by loaders, before they load."""
     from ...fusion.stream import limits  # noqa: PLC0415 - the server starts without it
 
     global _are_applied  # noqa: PLW0603 - of the one server that a process has
@@ -55,7 +55,7 @@ def _before_a_prompt(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _settings() -> dict[str, Any]:
-    """Of a file that is none, none."""
+    """The settings; empty if the file is missing or holds something else."""
     global _read, _state  # noqa: PLW0603
     path = Path(folder_paths.get_user_directory()) / "default" / "comfy.settings.json"
     try:
@@ -66,7 +66,8 @@ def _settings() -> dict[str, Any]:
             _state = found.st_mtime_ns, found.st_size
     except FileNotFoundError:
         _read, _state = {}, None
-    except (OSError, ValueError, RecursionError):  # it is being written: what was read before holds until it can be
+    # it is being written: the last settings hold meanwhile
+    except (OSError, ValueError, RecursionError):
         pass
     return _read
 
@@ -79,7 +80,7 @@ def path_of_step_times() -> Path:
 
 
 def read_step_times() -> None:
-    """The times of earlier starts, once. Called by nodes that run."""
+    """Read the times of earlier starts, once. Called by nodes that run."""
     global _are_times_read  # noqa: PLW0603 - of the one file that a process has
     if not _are_times_read:
         from ...fusion.sampling import measured  # noqa: PLC0415 - the server starts without it
@@ -89,7 +90,7 @@ def read_step_times() -> None:
 
 
 def write_step_times() -> None:
-    """After a prompt. Before one has loaded a model there is nothing to keep."""
+    """Write the times after a prompt. Before a loader has run there are none to keep."""
     if _are_times_read:
         from ...fusion.sampling import measured  # noqa: PLC0415
 
