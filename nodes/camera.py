@@ -29,7 +29,7 @@ EVENT = "fusestream.camera"
 PATH = "/fusestream/live/camera"
 STOP, REFUSED = "stop", "refused "
 WAITING = 2  # frames
-# seconds without a frame; before the first one a user may have to allow it
+# Seconds without a frame; before the first one a user may have to allow it.
 FIRST, LATER = 60.0, 5.0
 ASK_EVERY = 1.0  # seconds until the page answers, because it may have been reloaded
 POLL = 0.005
@@ -65,7 +65,7 @@ class Camera:
         self._put_at = float("-inf")
         self._is_stopped = False
         self._why_not: str | None = None
-        # closes the page's connection, if there is one
+        # Closes the page's connection, if there is one.
         self.hang_up: Callable[[], None] | None = None
         server = running_server()
         if server is None or server.client_id is None:

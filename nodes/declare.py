@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 CATEGORY = "FuseStream"
 QUALITY = next(iter(QUALITIES))  # of a new loader
-# a quality that leaves the choice to the input precision, for workflows from before there was a
-# quality
+# A quality that leaves the choice to the input precision, for workflows from before there was a
+# quality.
 BY_PRECISION = "by precision"
 KINDS = {"bool": io.Boolean, "int": io.Int, "float": io.Float, "str": io.String}
 

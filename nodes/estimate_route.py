@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ..fusion.estimate.plan import Change, Estimate
 
 PATH = "/fusestream/estimate"
-# limits of a request, and of loaders that are answered for
+# Limits of a request, and of loaders that are answered for.
 MOST_BYTES, MOST_NODES, MOST_LOADERS = 4 << 20, 10000, 16
 MOST_CHANGES = 2
 LOADERS: dict[str, type[Loader]] = {

@@ -12,7 +12,7 @@ import torch
 def bounded(nbytes: float, device: torch.device) -> Iterator[None]:
     """Limit torch's allocator to so many bytes. Requests beyond run out of memory: a kernel that is
     tried while one is chosen loses its turn, and cuDNN takes an algorithm that needs less."""
-    # torch needs a number
+    # torch needs a number.
     index = torch.cuda.current_device() if device.index is None else device.index
     device = torch.device(device.type, index)
     total = torch.cuda.get_device_properties(device).total_memory

@@ -110,7 +110,7 @@ def _predicted(card: Card, who: str, shares: Mapping[str, float]) -> Rates:
     sums = "precise" if who in ("precise", STORED) else "fast"
     peak = full if sums == "precise" else half
     gemm, attention = max(peak * shares[f"gemm {sums}"], cublas), peak * shares[f"attention {sums}"]
-    # products of 8-bit numbers are given as a share of the peak with FP32 sums
+    # Products of 8-bit numbers are given as a share of the peak with FP32 sums.
     if who in ("turbo", STORED):
         gemm = max(full * shares["gemm turbo"], gemm)
     if who == "turbo":  # its attention is in 8 bits, too

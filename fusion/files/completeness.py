@@ -1,9 +1,9 @@
 """Whether a file holds the whole of its model, told from names and shapes alone.
 
-Stock counts blocks until a number is missing and builds a model of so many: where a file lacks its
-second block, that is a model of one block, and noise. So gaps in the numbering are looked for,
-whatever the model. A family knows which other tensors must be there (`Family.expects`). A fault
-that only shows when stock builds the network is told by `naming`: the file, the tensor, both
+Stock counts blocks until a number is missing and builds a model of so many: a file that lacks its
+second block becomes a model of one block, and gives noise. So gaps in the numbering are looked for
+in every model. A family knows which other tensors must be there (`Family.expects`). A fault that
+only shows when stock builds the network is reported by `naming` with the file, the tensor and both
 shapes.
 """
 
@@ -24,9 +24,9 @@ from ..base.family import Expected, Shape
 from ..base.notices import warn
 
 AGAIN = "Download it again."
-ATTENTION_SETTINGS = "comfy_attention.config"  # how names of tensors end that name a layer's attention, as text
-# Tensors that go with a quantised weight, in the spellings that are about. Not every layer has
-# them.
+# End of the name of a tensor with the settings of a layer's attention, as text.
+ATTENTION_SETTINGS = "comfy_attention.config"
+# Tensors that go with a quantised weight, in the spellings in use. Not every layer has them.
 BESIDE_A_WEIGHT = (
     "scale_weight",
     "scale_input",
@@ -42,26 +42,27 @@ BESIDE_A_WEIGHT = (
     "comfy_quant",
     "pre_quant_scale",
 )
-# Types of torch's in which a tensor has the shape that the network has, as packed ones have it too.
-# In others a file's writer packed several numbers into one.
+# Types in which a tensor has the shape that the network has; so have packed ones. In other types
+# the file's writer may have packed several numbers into one.
 AS_SHAPED = {"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"}
-# A block has at least so many tensors. With fewer it may be an operation in a sequence, where
-# others have none.
+# Least number of tensors in a block. An entry with fewer may be an operation in a sequence, where
+# some numbers have no tensors.
 RICH = 4
 SHOWN, LONGEST = 3, 120  # names in a message, characters of one
 MISFIT = re.compile(
     r"size mismatch for (\S+): copying a param with shape torch\.Size\((\[[^]]*\])\) from checkpoint, "
     r"the shape in current model is torch\.Size\((\[[^]]*\])\)"
 )
-# Torch's words for a file that it cannot read, or that holds more than weights, where its kind of
-# error does not tell.
+# Torch's words for a file that it cannot read, or that holds more than weights, because the type of
+# the error does not tell.
 UNREADABLE = ("weights_only", "inline_container", "PytorchStreamReader")
-# How stock's code fails over tensors that are not what it takes them to be.
+# The errors in stock's code when tensors are not what it takes them to be.
 ODD = (KeyError, IndexError, AttributeError, TypeError, ValueError, ArithmeticError, AssertionError, NameError)
 
 
 def listed(names: Sequence[str]) -> str:
-    """The first of them, and how many more there are. A stranger may have made them long."""
+    """The first names, shortened because a stranger may have made them long, and how many more
+    there are."""
     return ", ".join(name if len(name) <= LONGEST else f"{name[:LONGEST]}..." for name in names[:SHOWN]) + (
         f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     )
@@ -71,12 +72,13 @@ def listed(names: Sequence[str]) -> str:
 
 
 def refuse_gaps(path: Path | str, names: Iterable[str]) -> None:
-    """Raise `WrongFile` where a block is missing in between, of whatever model."""
+    """Raise `WrongFile` if a block is missing in between, in any model."""
     for name, members in sorted(_lists(names).items(), key=lambda item: item[0].count(".")):
         blocks = [inner for inner in members.values() if len(inner) >= RICH]
         if len(blocks) < 2 or len(set.intersection(*blocks)) < RICH:
             continue
-        numbers = sorted(number for number, inner in members.items() if len(inner) > 1)  # one tensor alone is a mark
+        # A single tensor is only a mark.
+        numbers = sorted(number for number, inner in members.items() if len(inner) > 1)
         spans = [(before + 1, after - 1) for before, after in pairwise([-1, *numbers]) if after > before + 1]
         if spans:
             missing = [f"{name}.{a}" if a == b else f"{name}.{a} to {b}" for a, b in spans]
@@ -100,7 +102,7 @@ def _lists(names: Iterable[str]) -> Mapping[str, Mapping[int, set[str]]]:
 
 
 def require(header: WeightFile, expected: Expected) -> None:
-    """Raise `WrongFile` where a file is not what its family expects."""
+    """Raise `WrongFile` if a file is not as its family expects."""
     refuse_lacking(header.path, sorted(name for name in expected.tensors if name not in header.extents))
     wrong = [
         (name, extent.shape, shape)
@@ -127,8 +129,8 @@ def refuse_lacking(path: Any, lacking: Sequence[str]) -> None:
 
 
 def refuse_misfits(path: Any, misfits: Iterable[tuple[str, Any, Any]]) -> None:
-    """Raise `WrongFile` if these tensors of the file have one shape, and the model needs another:
-    name, shape, the model's."""
+    """Raise `WrongFile` if tensors of the file do not have the model's shapes. misfits: name,
+    shape, the model's shape."""
     wrong = list(misfits)
     if wrong:
         told = [
@@ -151,8 +153,8 @@ def _more(told: Sequence[str]) -> str:
 
 
 def odd_layers(net: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Weights of another shape than their layer has: name, shape, the layer's. Stock's operations
-    for quantised models take any."""
+    """Weights whose shape is not that of their layer: name, shape, the layer's. Stock's operations
+    for quantised models accept any shape."""
     for name, module in net.named_modules():
         needed, weight = getattr(module, "_orig_shape", None), getattr(module, "weight", None)
         packed = getattr(module, "quant_format", None) not in (None, "float8_e4m3fn", "float8_e5m2", "int8_tensorwise")
@@ -164,8 +166,8 @@ def odd_layers(net: Any) -> Iterator[tuple[str, Any, Any]]:
 
 
 def is_attention_settings(name: str) -> bool:
-    """Whether a tensor of this name is the text by which a layer names its attention, whichever
-    ComfyUI reads the file."""
+    """Whether a tensor of this name is the text with the settings of a layer's attention, in any
+    version of ComfyUI."""
     return name == ATTENTION_SETTINGS or name.endswith(f".{ATTENTION_SETTINGS}")
 
 
@@ -178,8 +180,8 @@ def _leftovers(names: Iterable[str], taken: Iterable[str]) -> list[str]:
 
 
 def say_leftovers(path: Path | str, unexpected: Iterable[str], taken: Iterable[str]) -> None:
-    """Warn of tensors that the model has no place for, though they have the names of its blocks.
-    taken: the model's names."""
+    """Warn of tensors that have names of the model's blocks, but no place in the model. taken: the
+    model's names."""
     left = _leftovers(unexpected, taken)
     if left:
         warn(
@@ -189,7 +191,7 @@ def say_leftovers(path: Path | str, unexpected: Iterable[str], taken: Iterable[s
 
 
 def _block_of(name: str) -> str:
-    """`blocks.3` of blocks.3.ffn.0.weight; nothing where no number is in it."""
+    """`blocks.3` of blocks.3.ffn.0.weight; empty if there is no number in the name."""
     found = re.match(r"(?:[^.]+\.)*?[^.]+\.\d+(?=\.)", name)
     return found[0] if found else ""
 
@@ -198,8 +200,8 @@ def _block_of(name: str) -> str:
 
 
 def _unreadable(path: Path | str) -> WrongFile:
-    """The error for a file without a header, in place of torch's words: those name no file, and
-    tell how to run the code in it."""
+    """The error for a file without a header. It replaces torch's words, which name no file and tell
+    how to run the code in it."""
     return WrongFile(
         f"{path}: torch reads no weights from it: it is damaged or no model, or holds code beside the weights, which is never run. "
         "Get the .safetensors version of the model."
@@ -208,7 +210,7 @@ def _unreadable(path: Path | str) -> WrongFile:
 
 @contextmanager
 def naming(path: Path | str) -> Iterator[None]:
-    """Turn the errors of stock's functions over a file's tensors into a `WrongFile` that names the
+    """Turn the errors of stock's functions on a file's tensors into a `WrongFile` that names the
     file."""
     try:
         yield

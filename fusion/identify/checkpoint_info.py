@@ -157,7 +157,7 @@ class CheckpointInfo:
 
     def require_whole(self, role: Role) -> None:
         """Raise `WrongFile` if a part of the model is missing."""
-        # not the VAE's, whose parts are in sequences: some numbers have no tensor
+        # Not the VAE's, whose parts are in sequences: some numbers have no tensor.
         if role is not Role.VAE:
             completeness.refuse_gaps(self.path, _of_the_model(self.header.extents, role))
         if self.expected is not None:

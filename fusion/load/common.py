@@ -38,7 +38,7 @@ def streamed_or_stock(request: LoadRequest, stream: Load, stock: Load) -> Any:
     try:
         return stream(request)
     except NotStreamable as reason:
-        # the user set a budget, or ComfyUI cannot read the file
+        # The user set a budget, or ComfyUI cannot read the file.
         if budget > 0 or file_formats.is_ours_alone(path):
             raise
         LEDGER.say_once(f"{reason} It is loaded as stock does now.", logging.INFO)

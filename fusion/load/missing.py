@@ -100,7 +100,7 @@ def require_whole(
     own = [*wanted, *(name for name, _ in net.named_buffers())]
     if is_part:
         wanted, own = ([inner for name in names if (inner := name.partition(NETWORK)[2])] for names in (wanted, own))
-    # otherwise stock translated a foreign layout, and names cannot be compared
+    # Otherwise stock translated a foreign layout, and names cannot be compared.
     if any(name in present for name in wanted):
         refuse_lacking(path, sorted(name for name in wanted if name not in present))
         say_leftovers(path, present - set(own), own)

@@ -112,7 +112,7 @@ def stocks(request: LoadRequest) -> Any:
     with naming(path):
         tensors, metadata = comfy.utils.load_torch_file(path, safe_load=True, return_metadata=True)
     tensors, metadata = renamed(tensors, metadata or {}, path)
-    # only stock reads such files (.pth), so they are checked in memory
+    # Only stock reads such files (.pth), so they are checked in memory.
     if info is None or told is None:
         info = CheckpointInfo.of_tensors(tensors, path)
         info.require_role(Role.TEXT)
@@ -185,7 +185,7 @@ def streaming_clip(
     policy, device = request.kernels, clip.patcher.load_device
     found = [compatibility.checked(family, device, policy) for family in families]
     known = [family for family in found if family.fuse(parts.model, policy)]
-    # with several encoders the last blocks belong to one of them
+    # With several encoders the last blocks belong to one of them.
     idle = known[0].idle if len(known) == 1 else None
     stream = BlockStream(
         source,

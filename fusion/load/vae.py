@@ -70,8 +70,8 @@ def of_tensors(
         vae = _stocks(path, weights, metadata, vae_dtype())
         if family.fuse(vae, policy):
             vae.patcher = patcher_of(vae.first_stage_model, vae.patcher.load_device, vae.patcher.offload_device)
-        # the header looked like the family's, but the network is not: use the type that stock
-        # chooses
+        # The header looked like the family's, but the network is not: use the type that stock
+        # chooses.
         else:
             vae = _stocks(path, weights, metadata)
             _say_stocks(path)

@@ -13,7 +13,7 @@ import torch
 
 from ..base.subclassing import mix
 
-# larger ones stay where stock has them, because their VRAM is not in the estimate
+# Larger ones stay where stock has them, because their VRAM is not in the estimate.
 MOST_BYTES = 64 * 2**20
 
 

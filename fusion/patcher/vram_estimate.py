@@ -32,11 +32,11 @@ from ..base.hooks import RECKONING
 from ..base.subclassing import mix
 from ..stream import vram_pool
 
-# bytes of a small piece: 2300 tokens of 14B, which still fill a large card
+# Bytes of a small piece: 2300 tokens of 14B, which still fill a large card.
 SMALL_PIECES = 64 * 2**20
 CHANCES = (
-    # steps of a sampling that may compute prompts apart while kernels are being chosen, before all
-    # steps do
+    # Steps of a sampling that may compute prompts apart while kernels are being chosen, before all
+    # steps do.
     2
 )
 # Bytes of the card that a step leaves free if it can: for the desktop, and for code that the driver
@@ -72,13 +72,13 @@ class Reckoning:
         self.need = need
         self.saves = CHUNK_BYTES - SMALL_PIECES if in_pieces else 0  # bytes that small pieces save
         self.ratio = 1.0  # largest ratio of measured to estimated bytes, at least 1
-        # stock's last two questions: before loading, for all prompts and then for one
+        # Stock's last two questions: before loading, for all prompts and then for one.
         self.asked: deque[int] = deque([0], maxlen=2)
         self.is_ours = False  # whether the last answer was the family's estimate
-        # whether each step computes one prompt; stock asks for a batch all the same
+        # Whether each step computes one prompt; stock asks for a batch all the same.
         self.is_alone = False
         self.is_batching = False  # whether stock is asking which prompts to batch
-        # elements of a latent from which on a step ran out of VRAM with the reserve left free
+        # Elements of a latent from which on a step ran out of VRAM with the reserve left free.
         self.tight = math.inf
         self.others: Sequence[
             Reckoning

@@ -199,7 +199,7 @@ def _counted(what: str, which: str, device: torch.device) -> int:
     """Bytes by torch's count. `torch.cuda.memory_allocated` and the like build a list of all
     counters each time."""
     stats = torch.cuda.memory_stats_as_nested_dict(device)
-    # torch counts nothing before the first tensor on the card
+    # torch counts nothing before the first tensor on the card.
     return int(stats[what]["all"][which]) if stats else 0
 
 

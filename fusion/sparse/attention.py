@@ -71,7 +71,7 @@ class SparseAttention:
     def _serve(self, stock: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
         call = StockCall(*args, **kwargs)
         if call.tokens != call.k.shape[-2]:
-            # attention to a text or a picture is not ours
+            # Attention to a text or a picture is not ours.
             return self._hand_on(stock, args, kwargs)
         if call.tokens < self.settings.least_tokens:
             self.tally.dense(self._short)

@@ -47,7 +47,7 @@ class Tally:
         self._lock = threading.Lock()
         self._sparse = 0
         self._dense: Counter[str] = Counter()
-        # all blocks; and the visited ones, as far as the host knows
+        # All blocks; and the visited ones, as far as the host knows.
         self._blocks, self._known = 0, 0.0
         self._visited: dict[torch.device, Tensor] = {}
         self._times: dict[Kind, deque[tuple[Moment, Moment]]] = defaultdict(lambda: deque(maxlen=MOST_TIMES))

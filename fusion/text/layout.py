@@ -18,7 +18,7 @@ from ..base.family import Shape
 MARKS = ("self_attn.q_norm", "self_attn.k_norm", "mlp.gate_proj", "post_attention_layernorm")
 OTHERS = (
     *("pre_feedforward_layernorm.weight", "self_attn.q_proj.bias"),
-    # several matrices as one: left to stock
+    # Several matrices as one: left to stock.
     *("self_attn.qkv_proj.weight", "mlp.gate_up_proj.weight"),
 )
 # Number of layers of the models that stock builds, by the widths of stream and feed-forward: 0.6B,

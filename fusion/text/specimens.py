@@ -86,6 +86,6 @@ def read(model: Any, prompts: Sequence[Sequence[Any]], ways: Sequence[tuple[Any,
 def written(model: Any, prompt: Sequence[Any], wishes: Sequence[dict[str, Any]] = (LIKELIEST, BY_SEED)) -> list[Tensor]:
     """The tokens that follow a prompt, chosen in each of these ways."""
     tokens = [[(part, 1.0) for part in prompt]]
-    # here stock shows a progress bar
+    # Here stock shows a progress bar.
     with token_rate.untold(), contextlib.redirect_stderr(io.StringIO()):
         return [torch.tensor(model.generate(tokens, do_sample=True, seed=7, **wish)) for wish in wishes]

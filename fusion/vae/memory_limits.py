@@ -83,7 +83,7 @@ def products_have_their_room(device: torch.device) -> None:
     if on_card(device):
         one = torch.zeros(16, 16, dtype=torch.float16, device=device)
         torch.mm(one, one)
-        # a product with a bias uses cuBLASLt, which may have its own workspace
+        # A product with a bias uses cuBLASLt, which may have its own workspace.
         torch.addmm(one[0], one, one)
 
 

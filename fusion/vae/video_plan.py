@@ -41,7 +41,7 @@ from .memory_limits import IN_ONE_PIECE
 PAIR = 2  # frames that pass at a time
 # Bytes of features that may stay on the card; if all frames have more, they wait on the host.
 KEPT = 1 << 28
-# bytes: weights in transfer, pixels that leave for the host, rounding of allocators
+# Bytes: weights in transfer, pixels that leave for the host, rounding of allocators.
 MARGIN = 64 << 20
 LEAST = 4  # pixels of a latent that a band makes, at the least
 

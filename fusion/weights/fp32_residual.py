@@ -44,7 +44,7 @@ from .operands import Weights, operands, packed
 
 TORCHS = KernelPolicy.of("off")
 HIDDEN_SCALE = 2.0**-6  # factor of a feed-forward's hidden values
-# rows of a feed-forward at a time: 200 MB of fp32 between its products, for Qwen3 8B
+# Rows of a feed-forward at a time: 200 MB of fp32 between its products, for Qwen3 8B.
 CHUNK_ROWS = 1024
 # Tokens are computed in multiples of this: a kernel's tile takes the same time when part of it is
 # empty, and there are fewer shapes.

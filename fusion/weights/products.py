@@ -31,7 +31,7 @@ from .int8_weights import Int8Weights, int8_operands
 from .operands import Weights, operands, packed
 
 ROUNDED_BYTES = 64 * 2**20  # bytes of a rounded x that several products read
-# with more rows cuBLAS needs the same time for three products as for one (H200, 14B)
+# With more rows cuBLAS needs the same time for three products as for one (H200, 14B).
 PACKED_ROWS = 4096
 
 

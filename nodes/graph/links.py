@@ -135,7 +135,7 @@ class Graph:
                         yield from self._encoders(node)
                     elif (
                         goes_on and IMAGE in kind.outputs and kind.is_plain
-                    ):  # and decodes: no latents leave it
+                    ):  # and decodes: no latents leave it for another node
                         yield from self._one_vae(node)
                 if goes_on:
                     waiting += self._outputs(node, type)

@@ -54,7 +54,7 @@ def graph(node: str, inputs: Mapping[str, Any]) -> Graph | None:
         if any(prompt[node]["inputs"].get(name) != value for name, value in inputs.items()):
             return None
         return Graph(prompt, kind_of, ends if isinstance(ends, Collection) else None)
-    # the server reports a body of another shape itself
+    # The server reports a body of another shape itself.
     except (KeyError, TypeError, AttributeError):
         return None
 

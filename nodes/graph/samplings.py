@@ -130,7 +130,7 @@ def _made_here(graph: Graph, node: str) -> tuple[tuple[int, int, int], int, int]
     width, height = (int(number(graph, node, name)) for name in ("width", "height"))
     frames = int(number(graph, node, "length")) if "length" in inputs else 0
     batch = int(number(graph, node, "batch_size", 1))
-    # an upscaler takes its other side from the picture
+    # An upscaler takes its other side from the picture.
     if min(width, height, batch) < 1 or frames < 0:
         raise Unknown("sizeOf", node)
     adds = ADDS_A_FRAME.get(graph.prompt[node]["class_type"])

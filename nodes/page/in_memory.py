@@ -13,7 +13,7 @@ import comfy.model_management as management
 
 from ...fusion.base.hooks import STREAM
 
-# a ledger's names for memory that cannot be swapped out
+# A ledger's names for memory that cannot be swapped out.
 RAM = "pinned RAM", "registered RAM", "managed RAM"
 ALL = 1e30  # stock's number for all there is
 

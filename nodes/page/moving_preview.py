@@ -28,14 +28,14 @@ EVERY = 0.5  # seconds between two previews, at least
 SHARE = 0.05  # the most of the time that decoding takes
 FRAME = 0.125  # seconds for which a latent frame is shown: Wan 2.1 at twice its speed
 LONGEST = 256  # pixels
-# names in ComfyUI that these previews depend on
+# Names in ComfyUI that these previews depend on.
 PARTS = ("get_previewer", "Latent2RGBPreviewer", "TAEHVPreviewerImpl")
 
 log = logging.getLogger("fusestream.moving_preview")
-# a picture as ComfyUI's bar takes it: format, picture, the most pixels
+# A picture as ComfyUI's bar takes it: format, picture, the most pixels.
 Shown = tuple[str, "Image", int | None]
 
-# the latent formats of our models, for which ComfyUI requests a previewer
+# The latent formats of our models, for which ComfyUI requests a previewer.
 _ours: WeakSet[Any] = WeakSet()
 
 
@@ -102,7 +102,7 @@ class MovingPreviewer:
         self._broken = False
 
     def __getattr__(self, name: str) -> Any:
-        # packs that make previews ask for its decoder or its factors
+        # Packs that make previews ask for its decoder or its factors.
         return getattr(self._stocks, name)
 
     def decode_latent_to_preview_image(self, preview_format: str, x0: Tensor) -> Shown | None:

@@ -66,7 +66,7 @@ def _settings() -> dict[str, Any]:
             _state = found.st_mtime_ns, found.st_size
     except FileNotFoundError:
         _read, _state = {}, None
-    # it is being written: the last settings hold meanwhile
+    # It is being written: the last settings hold meanwhile.
     except (OSError, ValueError, RecursionError):
         pass
     return _read
