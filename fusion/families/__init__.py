@@ -1,4 +1,5 @@
-"""The families, a folder each. One that is to be known stands in this list; docs/adding-a-family.md walks through it."""
+"""The families, a folder each. A new family is added to this list; docs/adding-a-family.md walks
+through it."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from ..base.family import Family
 if TYPE_CHECKING:
     from ...memory import WeightFile
 
-# In the order in which they are asked whether a file is theirs, and in which a user reads their names.
+# In the order in which they are asked whether a file is theirs, and in which users read their
+# names.
 FOLDERS = (
     "wan",
     "flux2",
@@ -32,5 +34,5 @@ FAMILIES: tuple[Family, ...] = tuple(
 
 
 def family_of(header: WeightFile) -> Family | None:
-    """The family that knows this file."""
+    """The family that knows this file, or None."""
     return next((family for family in FAMILIES if family.recognises(header)), None)

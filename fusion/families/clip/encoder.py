@@ -1,14 +1,16 @@
-"""CLIP's text encoders over our kernels: stock's own modules, computing in FP16 around an FP32 residual stream.
+"""CLIP's text encoders over our kernels: stock's modules, computing in FP16 around an FP32 residual
+stream.
 
     x ─ norm ─ q, k, v ─ causal attention ─ out_proj, + x ─ norm ─ fc1, GELU, fc2, + x
 
 Stock computes them in FP32 and widens every weight at every use. Here products are FP16 with FP32
-sums (`weights/fp32_residual.py`). CLIP-L's GELU is the quick one, x * sigmoid(1.702 x); CLIP-G's
-the exact one, in the product's epilogue or where its sums are added up.
+sums (`weights/fp32_residual.py`). CLIP-L has the quick GELU, x * sigmoid(1.702 x). CLIP-G has the
+exact one, which is computed in the product's epilogue, or where its sums are added up.
 
-`fuse` gives the encoder and its layers a `forward` of ours, in place; layers are still called as modules, so their weights may
-stream. Embeddings, the last norm, the token that is pooled and its projection stay stock's, and so does what is made of them: clip
-skip, chunks of long prompts, their weights, textual inversion. When a call is stock's, `text/common.py` says.
+`fuse` gives the encoder and its layers a `forward` of ours, in place. Layers are still called as
+modules, so their weights may stream. Embeddings, the last norm, pooling and its projection stay
+stock's, and so do clip skip, chunks of long prompts, their weights, and textual inversion.
+`text/common.py` says which calls are left to stock.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ IN_PRODUCTS: dict[int, Activation] = {
 
 @dataclass(frozen=True)
 class Prompt:
-    """What every layer of one call shares.
+    """What all layers of one call share.
 
     wide     how to compute
     visible  [batch, 1, tokens, tokens] bool: which keys a query sees; None: all up to its own
@@ -54,8 +56,8 @@ class Prompt:
 
 
 def fuse(model: nn.Module, policy: KernelPolicy = STANDARD, *, on_cpu: bool = False) -> int:
-    """Let every CLIP in a stock text encoder model compute through our ops from now on. In place. Returns how many layers: none
-    where all is left to stock.
+    """Let all CLIPs in a stock text encoder model compute through our ops, in place. Returns how
+    many layers, 0 if all is left to stock.
 
     on_cpu: on the CPU too, where the ops run their references: for tests.
     """
@@ -69,7 +71,7 @@ def fuse(model: nn.Module, policy: KernelPolicy = STANDARD, *, on_cpu: bool = Fa
 
 
 def encoders(model: nn.Module) -> Iterator[Any]:
-    """The layers of each CLIP for text in a text encoder model."""
+    """The encoder (its layers) of each CLIP for text in a text encoder model."""
     for owner in model.modules():
         net = getattr(owner, "transformer", None)
         if isinstance(net, stock.CLIPTextModel):
@@ -80,7 +82,8 @@ def encoders(model: nn.Module) -> Iterator[Any]:
 
 
 class FusedEncoder:
-    """What the class of a fused CLIPEncoder is mixed with. fusestream_on_cpu: computes there too, over the references."""
+    """Mixed into the class of a fused CLIPEncoder. fusestream_on_cpu: also computes on the CPU,
+    over the references."""
 
     fusestream_policy: KernelPolicy
     fusestream_on_cpu: bool
@@ -88,8 +91,9 @@ class FusedEncoder:
     def forward(
         self, x: Tensor, mask: Tensor | None = None, intermediate_output: int | str | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Stock's CLIPEncoder: x [batch, tokens, width] fp32, mask the causal one, added to scores, [tokens, tokens], or with what
-        else is not seen [batch, 1, tokens, tokens]. Returns what comes out of the last layer and, if asked for, of one or all."""
+        """Stock's CLIPEncoder: x [batch, tokens, width] fp32; mask is added to scores, the causal
+        one [tokens, tokens], or with padding [batch, 1, tokens, tokens]. Returns the output of the
+        last layer and, if asked for, of another layer or of all."""
         policy = self.fusestream_policy
         if not all_off(policy, OPS):
             reason = obstacle(self, x, mask)
@@ -106,7 +110,7 @@ class FusedEncoder:
 def encode(
     encoder: Any, prompt: Prompt, x: Tensor, intermediate_output: int | str | None
 ) -> tuple[Tensor, Tensor | None]:
-    """The layers, one after the other, over a stream of their own."""
+    """Run the layers one after the other over a copy of x."""
     wanted = range(len(encoder.layers))[intermediate_output] if isinstance(intermediate_output, int) else None
     x, kept = x.clone(memory_format=torch.contiguous_format), []
     for i, layer in enumerate(encoder.layers):
@@ -134,15 +138,17 @@ def obstacle(encoder: Any, x: Tensor, mask: Tensor | None) -> str | None:
 
 
 class FusedLayer:
-    """What the class of a fused CLIPLayer is mixed with."""
+    """Mixed into the class of a fused CLIPLayer."""
 
     def forward(self, x: Tensor, mask: Any = None, optimized_attention: Any = None) -> Tensor:
-        """Stock's CLIPLayer. Where the encoder is ours, `mask` is its `Prompt`, and x [batch, tokens, width] its own fp32 stream,
-        which is added to in place; else it is stock's call."""
+        """Stock's CLIPLayer. If the encoder is ours, `mask` is its `Prompt`, and x [batch, tokens,
+        width] its own fp32 stream, which is added to in place; otherwise it is a call of
+        stock's."""
         if not isinstance(mask, Prompt):
             found: Tensor = super().forward(x, mask, optimized_attention)  # type: ignore[misc]
             return found
-        comfy.model_management.throw_exception_if_processing_interrupted()  # stock's operations ask; ours do not
+        # Stock's operations ask this; ours do not.
+        comfy.model_management.throw_exception_if_processing_interrupted()
         attend(self, x, mask)
         feed_forward(self, x, mask.wide)
         return x
@@ -167,7 +173,7 @@ def feed_forward(layer: Any, x: Tensor, wide: Wide) -> None:
 
 
 def quick(h: Tensor, module: Any, wide: Wide) -> Sequence[Tensor]:
-    """As `Wide.activated`, of the GELU that is no product's."""
+    """Like `Wide.activated`, for the GELU that no product has in its epilogue."""
     with operands(h, wide.ops, module) as [own]:
         sums = wide.product(h, own.matrix, own.bias)
     if wide.splits:

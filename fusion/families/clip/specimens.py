@@ -1,6 +1,6 @@
-"""Stock's CLIP for text, small: by these ours is judged.
+"""Small specimens of stock's CLIP for text.
 
-Both activations, with clip skip and without, and with a mask of what is padding as well.
+With both activations, with and without clip skip, and with a mask that includes padding.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _fused(model: Any, policy: KernelPolicy) -> int:
 
 
 def _built(activation: str, draw: Draw) -> Any:
-    """Stock's encoder, with a table of a few words in the place of one of 49408."""
+    """Stock's encoder with a table of a few words, instead of its 49408."""
     model = comfy.sd1_clip.SDClipModel(
         device=draw.device,
         textmodel_json_config={**CONFIG, "hidden_act": activation},
@@ -56,7 +56,8 @@ def _built(activation: str, draw: Draw) -> Any:
 
 
 def _called(model: Any, _draw: Draw, _options: Options) -> Any:
-    """What the last layer makes and the token that is pooled; with a mask, what the last but one makes; all of them."""
+    """The output of the last layer with the pooled token; with a mask, the output of the last but
+    one; all outputs."""
     embeds, mask, counts, _ = model.process_tokens(PROMPTS, model.transformer.get_input_embeddings().weight.device)
     asked = {"embeds": embeds, "num_tokens": counts}
     return (

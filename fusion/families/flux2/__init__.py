@@ -18,16 +18,19 @@ if TYPE_CHECKING:
     from ...base.specimen import Specimen
 
 NORM = re.compile(r"(model\.diffusion_model\.|)double_blocks\.\d+\.img_attn\.norm\.(key|query)_norm\.(scale|weight)")
-# What relatives with such blocks do not have: HunyuanVideo refines its text, ControlNets end without a last layer.
+# Names that relatives with such blocks lack: HunyuanVideo refines its text, ControlNets have no
+# last layer.
 BESIDE = ("txt_in.weight", "final_layer.linear.weight")
 LISTS = "double_blocks", "single_blocks"
 END = "txt_in.weight"
-SHARED = "single_stream_modulation.lin.weight"  # Flux.2's alone
-# Its blocks by width: klein 4B and 9B, dev. Of Flux.1 there are many that were shortened.
+SHARED = "single_stream_modulation.lin.weight"  # only in Flux.2
+# Numbers of its blocks by width: klein 4B and 9B, dev. Flux.1 is left out, because many shortened
+# versions exist.
 PUBLISHED = {3072: (5, 20), 4096: (8, 24), 6144: (8, 48)}
-# By the channels of the latents: Flux.2 has four pixels of its VAE's latents in one.
+# VAEs by the channels of the latents: a latent of Flux.2 folds four pixels of its VAE's latents.
 VAES = {16: "ae.safetensors", 128: "flux2-vae.safetensors"}
-# By the width of a prompt's tokens: Flux.2 reads three layers of a language model, one beside the other.
+# Text encoders by the width of a prompt's tokens: Flux.2 reads three layers of a language model,
+# concatenated.
 ENCODERS = {
     7680: "qwen_3_4b.safetensors, type flux2,",
     12288: "qwen_3_8b_fp8mixed.safetensors, type flux2,",

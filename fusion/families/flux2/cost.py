@@ -1,4 +1,4 @@
-"""What a forward of Flux costs. Standard library only."""
+"""The cost of a forward of Flux. Standard library only."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import Any
 
 from ...base.cost import Cost
 
-TEXT_TOKENS = 512  # to which stock fills a prompt up
+TEXT_TOKENS = 512  # the length to which stock pads a prompt
 HALF = 2.0  # bytes
 
 
 def forward(
     dim: int, double: int, single: int, block: float, pixels: int, channels: int, text: int, tokens: int = TEXT_TOKENS
 ) -> Cost:
-    """One prompt. double, single: how many blocks. block: elements of the matrices that a token passes in one, of which a double
-    block has two sets. pixels, channels: of the latent, a token each. text: width of the prompt."""
+    """The cost for one prompt. double, single: numbers of blocks. block: elements of a block's
+    matrices that a token passes; a double block has two sets of them. pixels, channels: tokens of
+    the latent, and channels of each. text: width of the prompt."""
     both, count = pixels + tokens, double + single
     ends = 2.0 * dim * (2 * pixels * channels + tokens * text)
     seen = count * 4.0 * both * both * dim
@@ -26,13 +27,14 @@ def forward(
         weights=HALF * block * (2 * double + single),
         own=seen,
         elements=float(count * both * dim),
-        hidden=count * both * max(0.0, block / dim - 4 * dim) / 3,  # beside q, k, v and the projection
+        # Without q, k, v and the projection.
+        hidden=count * both * max(0.0, block / dim - 4 * dim) / 3,
         width=dim,
     )
 
 
 def cost(net: Any, shape: Sequence[int]) -> Cost | None:
-    """Of one latent of this shape [batch, channels, height, width]."""
+    """The cost for one latent of this shape [batch, channels, height, width]."""
     single = next(iter(net.single_blocks), None)
     if len(shape) != 4 or single is None:
         return None

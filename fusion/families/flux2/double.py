@@ -1,17 +1,21 @@
-"""A double block over our kernels: text and picture, each with weights of its own, meet in the attention alone.
+"""A double block over our kernels: text and picture, each with its own weights, meet only in the
+attention.
 
-    text    ─ norm, modulate ─┐                                                   ┌─ proj, gate, + ─ ffn ─ text
-                              ├─ q k v of all ─ RMSNorm, RoPE ─ attention of all ─┤
-    picture ─ norm, modulate ─┘                   (in place)                      └─ proj, gate, + ─ ffn ─ picture
+    text    ─ norm, modulate ─┐                               ┌─ proj, gate, + ─ ffn ─ text
+                              ├─ q k v of all ─ RMSNorm, ─────┤
+                              │  RoPE ─ attention of all      │
+    picture ─ norm, modulate ─┘  (in place)                   └─ proj, gate, + ─ ffn ─ picture
 
     ffn: norm, modulate ─ in, GELU or silu x up ─ out, gate, +
 
-Both streams' products write into one [batch, text and picture, 3 * dim], which is never put together from parts; both streams are
-added to where they lie, as stock does. What is added leaves the sums in fp32 and saturates where an fp16 stream would overflow:
-stock looks at all of a stream for that, in a pass of its own, and by then an overflow within the block has made NaNs. What
-comes before needs no such care, since it is made of normalised numbers.
+The products of both streams write into one [batch, text and picture, 3 * dim], so no parts are
+concatenated. Both streams are added to in place, as stock does. The added sums are fp32 and
+saturate where an fp16 stream would overflow. Stock instead looks at the whole stream in a pass of
+its own, and by then an overflow within the block has made NaNs. The steps before need no such care,
+because their inputs are normalised.
 
-Activations, in units of both streams: the streams, q, k and v, what attention sees: five. The ffn takes a few tokens at a time.
+Activations, in units of both streams: the streams, q, k and v, and the attention's output: five.
+The ffn takes a few tokens at a time.
 """
 
 from __future__ import annotations
@@ -31,7 +35,8 @@ from .modulation import Run, Segments, runs
 
 
 class Stream(NamedTuple):
-    """x [batch, tokens, dim] fp16 and stock's ModulationOut for its attention and its feed-forward."""
+    """A stream x [batch, tokens, dim] fp16, with stock's ModulationOut for its attention and its
+    feed-forward."""
 
     x: Tensor
     before_attention: Any
@@ -40,7 +45,7 @@ class Stream(NamedTuple):
 
 
 class _Half(NamedTuple):
-    """A stream and the modules that are its own."""
+    """A stream and its own modules."""
 
     x: Tensor
     attention_runs: list[Run]
@@ -49,7 +54,7 @@ class _Half(NamedTuple):
     norm1: Any
     norm2: Any
     mlp: Any
-    first: int  # of its tokens, among all
+    first: int  # its first token, among all
 
 
 def obstacle(block: Any) -> str | None:
@@ -65,7 +70,8 @@ def obstacle(block: Any) -> str | None:
 
 
 def modulation(module: Any, vec: Any) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-    """Of picture and text: stock's ModulationOut before the attention and before the feed-forward."""
+    """For the picture and for the text: stock's ModulationOut before the attention and before the
+    feed-forward."""
     if module.modulation:
         return module.img_mod(vec), module.txt_mod(vec)
     given: tuple[tuple[Any, Any], tuple[Any, Any]] = vec
@@ -73,7 +79,8 @@ def modulation(module: Any, vec: Any) -> tuple[tuple[Any, Any], tuple[Any, Any]]
 
 
 def parts(module: Any) -> list[list[nn.Module]]:
-    """What of a block is used together: of klein 9B in fp16 260 MiB, and 290 for either stream."""
+    """The parts of a block that are paged separately: 260 MiB for klein 9B in fp16, and 290 for
+    either stream's feed-forward."""
     attention = [part for attn in (module.txt_attn, module.img_attn) for part in (attn.qkv, attn.norm, attn.proj)]
     modulated = [module.img_mod, module.txt_mod] if module.modulation else []
     return [[*attention, *modulated], [module.txt_mlp], [module.img_mlp]]
@@ -88,7 +95,8 @@ def block(
     mask: Tensor | None,
     options: dict[str, Any],
 ) -> tuple[Tensor, Tensor]:
-    """Stock's DoubleStreamBlock. Returns the picture's and the text's stream, both written where they lie."""
+    """Stock's DoubleStreamBlock. Returns the picture's and the text's stream, both written in
+    place."""
     halves = (
         _half(text, 0, module.txt_attn, module.txt_norm1, module.txt_norm2, module.txt_mlp),
         _half(picture, text.x.shape[1], module.img_attn, module.img_norm1, module.img_norm2, module.img_mlp),
@@ -107,7 +115,7 @@ def _see_each_other(
     mask: Tensor | None,
     options: dict[str, Any],
 ) -> None:
-    """What the tokens of both streams see of each other is added to them."""
+    """Add the joint attention of both streams' tokens to the streams."""
     text, picture = halves
     (batch, text_tokens, dim), tokens = text.x.shape, text.x.shape[1] + picture.x.shape[1]
     qkv = picture.x.new_empty(batch, tokens, 3 * dim)
@@ -127,7 +135,7 @@ def _see_each_other(
 
 
 def _fed_forward(half: _Half, policy: KernelPolicy) -> None:
-    """What the feed-forward makes of a stream is added to it."""
+    """Add the feed-forward of a stream to it."""
     for run in half.ffn_runs:
         x = half.x[:, run.tokens]
         normed = norm_modulate(x, run.scale, run.shift, eps=half.norm2.eps, policy=policy)

@@ -1,10 +1,12 @@
-"""Which of stock's Flux blocks are ours: the same modules, with a forward that computes all of a block through our ops.
+"""The Flux blocks that are ours: stock's modules, with a forward that computes the whole block
+through our ops.
 
-What other nodes may do is honoured: attention goes through stock's function and so through any override, patches on it are called
-with the tensors they expect, masks, references and modulation by segments of tokens are computed. A block whose parts another node
-has replaced is stock's again, and so is one of another kind (Ovis-Image's feed-forward), or one that does not compute in fp16. The
-ledger has the reason. Blocks that a node replaces as a whole (`patches_replace`), and what a ControlNet adds between them, are
-business of stock's network, which calls ours as it would call its own.
+Changes by other nodes count: attention goes through stock's function and so through any override,
+patches on it are called with the tensors that they expect, and masks, references and modulation by
+segments of tokens are computed. A block is stock's if another node has replaced a part of it, if it
+is of another kind (Ovis-Image's feed-forward), or if it does not compute in fp16. The ledger has
+the reason. Blocks that a node replaces as a whole (`patches_replace`), and ControlNet's residuals
+between blocks, are handled by stock's network, which calls our blocks as it would call its own.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ Options = dict[str, Any]
 
 
 def fuse(net: nn.Module) -> int:
-    """Let the blocks of stock's Flux and Chroma compute through our ops, under the policy that comes with each call. In place, and
-    before they are streamed. Returns how many blocks that are."""
+    """Let the blocks of stock's Flux and Chroma compute through our ops, under the policy that
+    comes with each call. In place, and before they are streamed. Returns the number of blocks."""
     fused: list[nn.Module] = []
     for module in list(net.modules()):
         kind: Any = type(module)
@@ -42,14 +44,15 @@ def fuse(net: nn.Module) -> int:
 
 
 def _obstacle(attentions: Iterable[Any], other: str | None) -> str | None:
-    """Why a block cannot be ours for good, in words a user understands. other: what is wrong with its feed-forward."""
+    """Why a block can never be ours, in words a user understands. other: the obstacle of its
+    feed-forward."""
     if any(type(attention.norm) is not stock.QKNorm for attention in attentions):
         return "its attention is of a kind without fused kernels"
     return other
 
 
 class _FusedDouble(FusedBlock):
-    """What a double block's class is mixed with: stock's signature."""
+    """Mixed into a double block's class, with stock's signature."""
 
     fusestream_hand_back = HAND_BACK
 
@@ -87,7 +90,7 @@ class _FusedDouble(FusedBlock):
 
 
 class _FusedSingle(FusedBlock):
-    """The same for a block of the one stream that both become."""
+    """The same for a block of the joint stream."""
 
     fusestream_hand_back = HAND_BACK
 

@@ -1,4 +1,5 @@
-"""What Flux's blocks do to q, k and v of all tokens, text first: RMS norm of each head, RoPE over the axes, attention."""
+"""The joint attention of Flux's blocks, over q, k and v of all tokens, text first: RMS norm of each
+head, RoPE over the axes, attention."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ from torch import Tensor
 from ....kernels_cuda import KernelPolicy, rms_rope_
 from ...weights.operands import operands
 
-# Stock's norms say none, which torch takes for the smallest step of the numbers that it sums in.
+# Stock's norms give no eps, for which torch takes the epsilon of the type that it sums in.
 EPS = torch.finfo(torch.float32).eps
-OnTokens = tuple[Any, slice]  # stock's QKNorm, and whose heads it is for
+OnTokens = tuple[Any, slice]  # stock's QKNorm, and the tokens whose heads it is for
 
 
 def attend(
@@ -29,19 +30,19 @@ def attend(
     extra: dict[str, Any],
     named: Mapping[str, Any],
 ) -> Tensor:
-    """What the tokens see of each other: [batch, tokens, dim].
+    """The joint attention: [batch, tokens, dim].
 
-    qkv    [batch, tokens, 3 * dim] fp16: of each token q, k and v. Overwritten
-    norms  with the tokens that each is for: text and picture have their own
+    qkv    [batch, tokens, 3 * dim] fp16: q, k and v of each token. Overwritten
+    norms  each with its tokens, because text and picture have their own
     pe     rotations [1 or batch, 1, tokens, head / 2, 2, 2]
-    extra  what patches on the attention are told
-    named  what stock's function is told of the block (`named_attention.py`)
+    extra  options for patches on the attention
+    named  arguments of stock's function about the block (`named_attention.py`)
     """
     q, k, v = qkv.view(*qkv.shape[:2], 3, heads, -1).unbind(2)
     patches = options.get("patches", {})
     changed = patches.get("attn1_patch", ())
     for norm, tokens in norms:
-        # A patch sees q and k before they are turned.
+        # A patch gets q and k before RoPE.
         turn = None if pe is None or changed else pe[:, :, tokens]
         with operands(qkv, policy, norm.query_norm, norm.key_norm) as [of_q, of_k]:
             rms_rope_(
@@ -69,7 +70,7 @@ def _seen(
     changed: Sequence[Any],
     named: Mapping[str, Any],
 ) -> Tensor:
-    """By stock's function: it asks the overrides, of which ours is one."""
+    """Attention by stock's function, which asks the overrides; ours is one of them."""
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     if not changed:
         out: Tensor = optimized_attention(

@@ -1,8 +1,8 @@
-"""Shift, scale and gate, and which tokens they are for.
+"""Shift, scale and gate, and the tokens that they are for.
 
-Flux.2 makes them once a step for all blocks, Flux.1 in each block, Chroma in a network of its own: by the time a block computes
-they are stock's `ModulationOut`, [batch, 1, dim] each. With references that are seen at timestep zero there are two rows, and
-segments of tokens (first, last, row) say which is whose.
+Flux.2 makes them once a step for all blocks, Flux.1 in each block, Chroma in a network of its own.
+When a block computes they are stock's `ModulationOut`, [batch, 1, dim] each. With references at
+timestep zero there are two rows, and segments of tokens (first, last, row) assign them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ Segments = Sequence[Sequence[int]]
 
 
 class Run(NamedTuple):
-    """Tokens that share shift, scale and gate, [1 or batch, 1 or tokens, dim] each: views, which the ops read in place."""
+    """Tokens that share shift, scale and gate, [1 or batch, 1 or tokens, dim] each: views, which
+    the ops read in place."""
 
     tokens: slice
     shift: Tensor
@@ -25,7 +26,7 @@ class Run(NamedTuple):
 
 
 def runs(mod: Any, segments: Segments | None, tokens: int) -> list[Run]:
-    """mod: stock's ModulationOut. Of all tokens, in no particular order."""
+    """The runs of all tokens, in any order. mod: stock's ModulationOut."""
     if segments is None:
         return [Run(slice(0, tokens), mod.shift, mod.scale, mod.gate)]
     parts = (mod.shift, mod.scale, mod.gate)
@@ -37,7 +38,8 @@ def runs(mod: Any, segments: Segments | None, tokens: int) -> list[Run]:
 
 
 def unserved(x: Tensor, mods: Sequence[Any], segments: Segments | None) -> str | None:
-    """Why stock must apply these to x [batch, tokens, dim], in words a user understands; None: they are as they should be."""
+    """Why stock must apply these to x [batch, tokens, dim], in words a user understands; None: we
+    can."""
     batch, tokens = x.shape[:2]
     if segments is not None and not _cover(segments, tokens):
         return "modulation is given for some of the tokens only"
@@ -52,7 +54,7 @@ def unserved(x: Tensor, mods: Sequence[Any], segments: Segments | None) -> str |
 
 
 def _cover(segments: Segments, tokens: int) -> bool:
-    """Whether each token is in one segment."""
+    """Whether each token is in exactly one segment."""
     at = 0
     for first, last, _ in sorted(map(tuple, segments)):
         if first != at or last < first:

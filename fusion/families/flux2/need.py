@@ -1,4 +1,5 @@
-"""What a step of Flux takes of VRAM beside the weights, where our blocks compute it: `single.py` counts its tensors."""
+"""The VRAM that a step of Flux takes in addition to the weights, if our blocks compute it:
+`single.py` counts its tensors."""
 
 from __future__ import annotations
 
@@ -13,12 +14,12 @@ from ....kernels_cuda.ops.matmul.mlp import CHUNK_BYTES
 UNITS = (
     6  # of x [batch, tokens, dim] in a single block: x, q k v, the room for the attention, the normed x or what is seen
 )
-TEXT = 512  # tokens of a prompt: what Flux.2 and most of Flux.1 are given
-SLACK = 1.05  # what the allocator cannot use between two tensors
+TEXT = 512  # tokens of a prompt for Flux.2 and most of Flux.1
+SLACK = 1.05  # gaps of the allocator between tensors
 
 
 def need(net: Any, shape: Sequence[int], dtype: torch.dtype) -> float | None:
-    """Bytes for a latent [batch, channels, height, width]; None where stock's blocks will compute."""
+    """Bytes for a latent [batch, channels, height, width]; None: stock's blocks will compute."""
     if dtype is not torch.float16 or len(shape) != 4 or getattr(net.params, "yak_mlp", False):
         return None
     tokens = TEXT + math.prod(math.ceil(side / net.patch_size) for side in shape[2:])

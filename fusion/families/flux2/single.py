@@ -1,16 +1,18 @@
-"""A single block over our kernels: attention and feed-forward side by side, over text and picture as one stream.
+"""A single block over our kernels: attention and feed-forward in parallel, over text and picture as
+one stream.
 
     x ─ norm, modulate ─┬─ q k v ─ RMSNorm, RoPE ─ attention ─┐
                         │      (in place)                     ├─ one product of both, gate, + x ─ x
                         └─ ffn in, GELU or silu x up ─────────┘
 
-One weight makes all that is left of the line in the middle, and it is taken once; but q, k and v go to one place, and the
-feed-forward through its activation to another: beside the room for the attention, so that the last product reads both without
-anybody putting them together. The stream is added to where it lies, as stock does, and saturates (`double.py`).
+One weight makes both branches, and is taken once. But q, k and v are written to one tensor, and the
+activated feed-forward to another, next to the room for the attention's output, so that the last
+product reads both without a concatenation. The stream is added to in place, as stock does, and
+saturates (`double.py`).
 
-Activations, in units of x: x, q k v, the normed x or what attention sees, and attention beside the feed-forward, which is 1 and 3
-(Flux.2) or 1 and 4 (Flux.1): nine or ten, where stock has some fifteen. None is larger than the last, and the next block finds
-each where this one left it.
+Activations, in units of x: x, q k v, the normed x or the attention's output, and the room for
+attention and feed-forward, which is 1 and 3 (Flux.2) or 1 and 4 (Flux.1): nine or ten, where stock
+has some fifteen. No tensor is larger than the last, and the next block reuses the memory of each.
 """
 
 from __future__ import annotations
@@ -39,12 +41,12 @@ def obstacle(block: Any) -> str | None:
 
 
 def modulation(module: Any, vec: Any) -> Any:
-    """Stock's ModulationOut."""
+    """Stock's ModulationOut for this block."""
     return module.modulation(vec)[0] if module.modulation else vec
 
 
 def parts(module: Any) -> list[list[nn.Module]]:
-    """What of a block is used together: of klein 9B in fp16 290 MiB and 130."""
+    """The parts of a block that are paged separately: 290 MiB and 130 for klein 9B in fp16."""
     modulated = [module.modulation] if module.modulation else []
     return [[module.linear1, module.norm, *modulated], [module.linear2]]
 
@@ -59,7 +61,7 @@ def block(
     mask: Tensor | None,
     options: dict[str, Any],
 ) -> Tensor:
-    """Stock's SingleStreamBlock of x [batch, tokens, dim] fp16, text first. Written where it lies."""
+    """Stock's SingleStreamBlock for x [batch, tokens, dim] fp16, text first. Written in place."""
     x = x.contiguous()
     among = runs(mod, segments, x.shape[1])
     both = within(module.linear1, _side_by_side, module, policy, x, among, pe, mask, options)
@@ -76,7 +78,8 @@ def _side_by_side(
     mask: Tensor | None,
     options: dict[str, Any],
 ) -> Tensor:
-    """What the tokens see of each other, and beside it the middle of the feed-forward: [batch, tokens, dim + hidden]."""
+    """The attention's output and the feed-forward's hidden values, side by side: [batch, tokens,
+    dim + hidden]."""
     batch, tokens, dim = x.shape
     qkv = x.new_empty(batch, tokens, 3 * dim)
     both = x.new_empty(batch, tokens, dim + module.mlp_hidden_dim)
@@ -95,7 +98,7 @@ def _side_by_side(
 
 
 def _joined(module: Any, policy: KernelPolicy, x: Tensor, both: Tensor, among: Sequence[Run]) -> None:
-    """What the last product makes of both is added to x."""
+    """Add the last product of both branches to x."""
     for run in among:
         at = x[:, run.tokens]
         product(both[:, run.tokens], module.linear2, policy, residual=at, gate=run.gate, out=at, saturate=True)

@@ -1,6 +1,7 @@
-"""Stock's Flux blocks, small: by these ours is judged.
+"""Small specimens of stock's Flux blocks.
 
-Flux.1 makes shift, scale and gate in each block and has biases and a GELU; Flux.2 is given them and has neither, and gates by SiLU.
+Flux.1 makes shift, scale and gate in each block, and has biases and a GELU. Flux.2 is given them,
+has no biases, and gates by SiLU.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from .fused import _FusedDouble, _FusedSingle, fuse
 HEADS, SIZE = 2, 64
 DIM = HEADS * SIZE
 TEXT, PICTURE = 7, 12
-REFERENCES = 4  # tokens of the picture that are seen at timestep zero
+REFERENCES = 4  # tokens of the picture at timestep zero
 SOURCE = (stock, comfy.ldm.flux.math, stock.QKNorm, stock.SelfAttention, stock.Modulation, stock.SiLUActivation)
 
 
@@ -44,7 +45,7 @@ def _specimen(name: str, build: Any, call: Any, replaces: dict[type, type]) -> S
 def _patched(
     q: Tensor, k: Tensor, v: Tensor, pe: Tensor, attn_mask: Tensor | None, extra_options: dict[str, Any]
 ) -> dict[str, Any]:
-    """A node's, before the rotations; the places of the picture are told to the double blocks alone."""
+    """A node's patch before RoPE. Only double blocks tell the place of the picture."""
     assert pe.shape[-3] == q.shape[-1] // 2
     first, _ = extra_options.get("img_slice", (0, 0))
     return {"q": q + 0.1 * first, "k": 1.1 * k, "v": v + 0.1 * q, "attn_mask": attn_mask}
@@ -74,7 +75,7 @@ def _settings(draw: Draw) -> dict[str, Any]:
 
 
 def _both(block: Any, draw: Draw, options: Options) -> list[Tensor]:
-    """With one modulation for all tokens, and with one of their own for those of references."""
+    """With one modulation for all tokens, and with another one for the tokens of references."""
     found = []
     for segments in (None, ((0, PICTURE - REFERENCES, 0), (PICTURE - REFERENCES, PICTURE, 1))):
         img, txt = draw.large_and_small(2, PICTURE, DIM), draw.large_and_small(2, TEXT, DIM)
@@ -96,7 +97,7 @@ def _both(block: Any, draw: Draw, options: Options) -> list[Tensor]:
 
 
 def _one(block: Any, draw: Draw, options: Options) -> list[Tensor]:
-    """The same of the one stream."""
+    """The same for the joint stream."""
     found, tokens = [], TEXT + PICTURE
     for segments in (None, ((0, tokens - REFERENCES, 0), (tokens - REFERENCES, tokens, 1))):
         x = draw.large_and_small(2, tokens, DIM)
@@ -113,7 +114,7 @@ def _mod(draw: Draw, rows: int, count: int) -> list[Any]:
 
 
 def _mask(draw: Draw, tokens: int) -> Tensor:
-    """Added to scores: of each prompt's tokens some are hardly seen."""
+    """Added to scores, so that some tokens of each prompt are hardly seen."""
     return draw(2, 1, tokens, tokens)
 
 

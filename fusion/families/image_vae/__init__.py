@@ -1,6 +1,5 @@
 """The VAEs of pictures: Stable Diffusion's, SDXL's, Flux' and Flux.2's, and the small ones for
-previews of the same latents.
-"""
+previews of the same latents."""
 
 from __future__ import annotations
 
@@ -17,11 +16,11 @@ if TYPE_CHECKING:
 FIRST = "decoder.conv_in.weight"
 # A block of the decoder's middle, in the original spelling and in diffusers'.
 BLOCKS = "decoder.mid.block_1.conv1.weight", "decoder.mid_block.resnets.0.conv1.weight"
-# One of its stages, likewise: others than these VAEs have such a middle too.
+# A tensor of one of its stages, likewise, because other VAEs also have such a middle.
 STAGES = "decoder.up.0.block.0.norm1.weight", "decoder.up_blocks.0.resnets.0.norm1.weight"
 ENCODERS = "encoder.mid.block_1.conv1.weight", "encoder.mid_block.resnets.0.conv1.weight"
-OVER_TIME = "decoder.mid.block_1.mix_factor"  # of a decoder that mixes frames
-DEEPER = 64  # channels of the latents of a VAE whose first tensor has the same name
+OVER_TIME = "decoder.mid.block_1.mix_factor"  # in a decoder that mixes frames
+DEEPER = 64  # channels of the latents of another VAE, whose first tensor has the same name
 
 
 def _is_image_vae(header: WeightFile) -> bool:
@@ -69,7 +68,7 @@ IMAGE_VAE = Family(
 # ------------------------------------------------------------------------------------------------------- the small ones
 
 TINY = "taesd_decoder.1.weight", "taesd_encoder.0.weight"
-UNSAID = frozenset({"vae_scale", "vae_shift"})  # which files may lack: 1 and 0
+UNSAID = frozenset({"vae_scale", "vae_shift"})  # may be missing in files: 1 and 0
 
 
 def _is_tiny(header: WeightFile) -> bool:

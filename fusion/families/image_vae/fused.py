@@ -1,11 +1,10 @@
-"""Stock's AutoencoderKL and AutoencodingEngine over our ops, within a bound of memory: the VAEs of
-SD, SDXL, Flux and Flux.2.
+"""Stock's AutoencoderKL and AutoencodingEngine over our ops, within a memory limit: the VAEs of SD,
+SDXL, Flux and Flux.2.
 
-Stock's modules keep the weights. What is stock's own of these VAEs stays so: the batch norm that
-Flux.2 has around its latents, the 1x1 convolutions beside them, the mean of what is encoded.
-Encoder and decoder are ours. A picture passes whole where it fits, else in bands
-(`vae/picture_planner.py`); decoded rows leave for the host as they are ready, encoded ones come from
-it as they are needed.
+Stock's modules keep the weights. Some steps stay stock's: the batch norm around Flux.2's latents,
+the 1x1 convolutions next to the latents, the mean of an encoding. Encoder and decoder are ours. A
+picture passes whole if it fits, else in bands (`vae/picture_planner.py`). Decoded rows leave for
+the host when they are ready, pixels to encode arrive when they are needed.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ from ...vae.request import Request, answer, room_within, with_workspaces
 from .layers import Layers
 from .stages import obstacle, table
 
-GRAIN = 1 << 26  # bytes: rooms that differ by less have one plan
-WEIGHTS = 40 << 20  # bytes of those that are laid out for the kernels and kept from band to band
-SMALL = WEIGHTS + (24 << 20)  # bytes beside the pictures: and what allocators round up
-TURNS = 128 << 20  # bytes for what kernels need that take their turn while one is chosen
-# Of what no plan sees, the workspaces of cuDNN's convolutions: pixels up to which SMALL has room
-# for it, and bytes for each one beyond. An H200 held 3.05 GiB of a decoding of 4096x4096 at first
-# use, where the reckoning of the allocator (tests/torch_allocator.py) had 2.80, weights included;
-# for that size these are 96 MiB.
+GRAIN = 1 << 26  # bytes: rooms that differ by less share a plan
+WEIGHTS = 40 << 20  # bytes of weights that are laid out for the kernels and kept from band to band
+SMALL = WEIGHTS + (24 << 20)  # bytes in addition to the pictures, with the rounding of allocators
+TURNS = 128 << 20  # bytes for kernels that are tried while one is chosen
+# For workspaces of cuDNN's convolutions, which no plan sees: pixels up to which SMALL has room for
+# them, and bytes for each pixel beyond. An H200 held 3.05 GiB in a decoding of 4096x4096 at first
+# use, where the simulated allocator (tests/torch_allocator.py) had 2.80, weights included; for that
+# size these are 96 MiB.
 FORESEEN = 2048 * 2048
 UNSEEN = 8
 
@@ -46,30 +45,29 @@ UNSEEN = 8
 
 
 def planned(half: Any, height: int, width: int, item: int, room: int) -> tuple[Journey, Plan | None]:
-    """How a picture of this size passes through an encoder or a decoder. room: bytes that its parts
-    may take.
-    """
+    """The way of a picture of this size through an encoder or a decoder. room: bytes that its parts
+    may take."""
     room -= unseen(half, height, width)
     found = journey(table(half), height, width, item, int(room / HELD))
     return found, None if found.way is None else best(found.way, room)
 
 
 def unseen(half: Any, height: int, width: int) -> int:
-    """Bytes beside the parts of a picture and SMALL. height, width: as for `planned`."""
+    """Bytes in addition to the parts of a picture and SMALL. height, width: as for `planned`."""
     scale = 1 if isinstance(half, Encoder) else 2 ** (half.num_resolutions - 1)
     return UNSEEN * max(0, height * scale * width * scale - FORESEEN)
 
 
 def room_for(vae: Any, limit: int, device: torch.device | None = None) -> int:
-    """Bytes that the parts of a picture may take: by the limit, and by what is free on the device."""
+    """Bytes that the parts of a picture may take: by the limit, and by the free memory of the
+    device."""
     room = room_within(vae, limit, device)
     return max(GRAIN, (room - SMALL - TURNS) // GRAIN * GRAIN)
 
 
 def memory_used(vae: Any, limit: int, decodes: bool, shape: torch.Size, dtype: torch.dtype) -> int:
-    """Bytes that a decoding or encoding takes beside the weights, however many samples there are.
-    For ComfyUI to free.
-    """
+    """Bytes that a decoding or encoding takes in addition to the weights, for any number of
+    samples. ComfyUI frees so many."""
     half = vae.decoder if decodes else vae.encoder
     height, width = shape[2:]
     fold = folding(vae) if decodes else 1
@@ -80,9 +78,8 @@ def memory_used(vae: Any, limit: int, decodes: bool, shape: torch.Size, dtype: t
 
 
 def folding(vae: Any) -> int:
-    """Pixels of the decoder's latent, along either side, in one of the latents that samplers see:
-    Flux.2's are folded 2x2.
-    """
+    """Pixels of the decoder's latent, on either side, in one of the latents that samplers see:
+    Flux.2's are folded 2x2."""
     return 1 if getattr(vae, "bn", None) is None else 2
 
 
@@ -90,7 +87,7 @@ def folding(vae: Any) -> int:
 
 
 def route(half: Any, height: int, width: int, item: int, room: int) -> Route:
-    """Through an encoder or a decoder, for a picture as `planned` has it."""
+    """The route through an encoder or a decoder, for a picture as in `planned`."""
     found, plan = planned(half, height, width, item, room)
     stages = [part for stage, need in zip(found.whole, found.needs, strict=True) for part in _parts(stage, need)]
     middle = Whole(lambda layers, x: layers.middle(half.mid, x), found.middle)
@@ -103,16 +100,15 @@ def route(half: Any, height: int, width: int, item: int, room: int) -> Route:
         first = Whole(lambda layers, x: layers.first(half.conv_in, x))
         whole = [first, middle, *stages, *((norm, last) if plan is None else ())]
     if plan is None or found.way is None:
-        # Some of the kernels that are chosen want a little beside what the plan knows: cuDNN's
-        # workspaces, a padded weight.
+        # Some of the candidate kernels need a little more than the plan: cuDNN's workspaces, a
+        # padded weight.
         return Route(Layers, whole, None, found.piece + TURNS)
     return Route(Layers, whole, Banded(found.way, plan, modules(found.banded), end, WEIGHTS), 0)
 
 
 def _parts(stage: Stage, need: int) -> Iterator[Whole]:
-    """A stage of a picture that passes whole: each module by itself, because the picture that it was
-    given goes when its own is there.
-    """
+    """A stage of a picture that passes whole, module by module, because the input of each is freed
+    when its output is there."""
     entered = len(stage.modules) - len(stage.blocks)
     for number, module in enumerate(stage.modules):
         yield _made_by(module, number >= entered, 0 if number else need)
@@ -123,7 +119,7 @@ def _made_by(module: Any, is_block: bool, need: int) -> Whole:
 
 
 class FusedDecoder:
-    """What stock's Decoder is mixed with."""
+    """Mixed into stock's Decoder."""
 
     def forward(self, z: Tensor, request: Request | None = None, **others: Any) -> Tensor:
         """Latents [b, z, h, w] -> pixels [b, 3, 8 h, 8 w]."""
@@ -139,12 +135,11 @@ class FusedDecoder:
 
 
 class FusedEncoder:
-    """What stock's Encoder is mixed with."""
+    """Mixed into stock's Encoder."""
 
     def forward(self, x: Any) -> Tensor:
-        """Pixels [b, 3, h, w], with a request: on any device -> [b, 2 z, h / 8, w / 8], on the
-        request's.
-        """
+        """Pixels [b, 3, h, w] -> [b, 2 z, h / 8, w / 8]. With a request, pixels may be on any
+        device, and the result is on the request's."""
         half: Any = self
         if not isinstance(x, Asked):
             made: Tensor = super().forward(x)  # type: ignore[misc]
@@ -155,7 +150,7 @@ class FusedEncoder:
 
 
 class Asked(NamedTuple):
-    """Pixels with a request: stock hands one argument to its encoder."""
+    """Pixels with a request, because stock passes one argument to its encoder."""
 
     x: Tensor
     request: Request
@@ -165,7 +160,7 @@ class Asked(NamedTuple):
 
 
 class Fused:
-    """What stock's AutoencodingEngine and AutoencoderKL are mixed with."""
+    """Mixed into stock's AutoencodingEngine and AutoencoderKL."""
 
     comfy_has_chunked_io = True
     fusestream_policy: KernelPolicy
@@ -179,7 +174,7 @@ class Fused:
         return b, vae.decoder.conv_out.out_channels, scale * h, scale * w
 
     def fusestream_room(self, device: torch.device) -> int:
-        """What `room` is there now, unless given."""
+        """The default of `room` at this moment."""
         return room_for(self, self.fusestream_limit, device)
 
     @torch.no_grad()
@@ -188,8 +183,8 @@ class Fused:
     ) -> Tensor:
         """Latents [b, z, h, w] -> pixels [b, 3, 8 h, 8 w]; Flux.2: 16 h, 16 w.
 
-        output_buffer  where to put them, on any device and of any type; unless given, like z
-        room           bytes that the parts of a picture may take, unless the limit shall decide it
+        output_buffer  the destination, on any device and of any type; by default a tensor like z
+        room           bytes that the parts of a picture may take; by default the limit decides
         """
         finishes = pixel_range.finishing_of(self, output_buffer)
         asked = {"into": output_buffer, "finishes": finishes is not None}
@@ -204,15 +199,15 @@ class Fused:
         """Pixels [b, 3, h, w] -> latents [b, z, h / 8, w / 8]; Flux.2: h / 16, w / 16.
 
         x       on any device
-        device  where to compute and to leave the result; unless given, where x is
-        room    bytes that the parts of a picture may take, unless the limit shall decide it
+        device  of the computation and the result; by default x's
+        room    bytes that the parts of a picture may take; by default the limit decides
         """
         request = Request.for_pictures(self, device or x.device, room, SMALL, device is not None)
         return super().encode(Asked(x, request), **options)  # type: ignore[misc]
 
 
 def unserved(vae: nn.Module | None) -> str | None:
-    """Why this is no VAE that `fuse` takes, in words a user understands."""
+    """Why `fuse` does not take this VAE, in words a user understands; None: it does."""
     if type(vae) not in (AutoencodingEngine, AutoencoderKL) and not isinstance(vae, Fused):
         return "it is of another kind"
     if getattr(vae, "max_batch_size", None) is not None or getattr(vae.regularization, "sample", True):  # type: ignore[union-attr]
@@ -221,10 +216,10 @@ def unserved(vae: nn.Module | None) -> str | None:
 
 
 def fuse(vae: Any, policy: KernelPolicy = STANDARD, limit: int = LIMIT) -> None:
-    """Let stock's AutoencodingEngine or AutoencoderKL compute through our ops from now on, under
-    this policy. In place.
+    """Let stock's AutoencodingEngine or AutoencoderKL compute through our ops, in place, under this
+    policy.
 
-    limit: bytes of VRAM that the weights and a picture on its way may take, however large it is.
+    limit: bytes of VRAM for the weights and a picture of any size.
     """
     mix(vae.encoder, FusedEncoder)
     mix(vae.decoder, FusedDecoder)
@@ -232,9 +227,8 @@ def fuse(vae: Any, policy: KernelPolicy = STANDARD, limit: int = LIMIT) -> None:
 
 
 def install(vae: Any, policy: KernelPolicy) -> int:
-    """Let a stock VAE object compute through our ops, and free no more memory for it than it takes.
-    Returns whether it will.
-    """
+    """Let a stock VAE object compute through our ops, and free only as much memory as it takes.
+    Returns whether it will."""
     net = vae.first_stage_model
     if unserved(net) is not None:
         return 0

@@ -3,12 +3,12 @@
 Everything is channels-last, one sample at a time. A norm and its SiLU are one pass, a block's skip
 is added by its last convolution, an upsampled picture is never stored.
 
-**What passes between norms is kept 32 times smaller than stock has it.** SDXL's VAE makes numbers
-beyond fp16's range there, which is why ComfyUI computes these VAEs in bf16, and where a card has
-none, in fp32. A group norm does not see how large its input is, if only eps is scaled along. So the
-convolutions in front of norms make 1/32 of what they would: their weights, where their input was
-normed, and their biases are multiplied by it. It is a power of two, so nothing is rounded but the
-smallest weights, and what leaves the VAE is as large as ever.
+**Pictures between norms are kept 32 times smaller than stock has them.** In SDXL's VAE they exceed
+fp16's range, so ComfyUI computes these VAEs in bf16, and in fp32 on cards without it. The output of
+a group norm does not depend on the size of its input if eps is scaled along. So the convolutions
+before norms make 1/32 of their output: biases are multiplied by it, and weights too if their input
+was normed. It is a power of two, so only the smallest weights are rounded, and the output of the
+VAE has its full size.
 """
 
 from __future__ import annotations
@@ -44,9 +44,8 @@ class Layers(PictureLayers):
     # ----------------------------------------------------------------------------------------------------- convolutions
 
     def make(self, module: Any, x: Tensor, above: int = 1, below: int = 1) -> Tensor:
-        """A stage's first picture, of so many zeros around the rows of x: what its resampling
-        makes, or the first convolution.
-        """
+        """A stage's first picture, by a resampling or by the first convolution. above, below: rows
+        of zeros around x."""
         if isinstance(module, Upsample):
             return self.up(module, x)
         if isinstance(module, Downsample):
@@ -54,25 +53,24 @@ class Layers(PictureLayers):
         return self.first(module, x, above > 0, below > 0)
 
     def first(self, module: Any, x: Tensor, above: bool = True, below: bool = True) -> Tensor:
-        """A 3x3 convolution of what was normed, or of pixels or latents: its result is scaled.
-        above, below: whether the picture ends there, and zeros follow.
-        """
+        """A 3x3 convolution of normed values, pixels or latents, with a scaled result. above,
+        below: whether the picture ends there, so that zeros follow."""
         weight, bias = self._weights(module, x, SCALE, SCALE)
         return conv2d(x, weight, bias, padding=(1, 1, int(above), int(below)), policy=self.policy)
 
     def second(self, module: Any, x: Tensor, skip: Tensor, above: bool = True, below: bool = True) -> Tensor:
-        """The same, and on top of it a block's skip."""
+        """A 3x3 convolution of normed values, plus a block's skip."""
         weight, bias = self._weights(module, x, SCALE, SCALE)
         padding = (1, 1, int(above), int(below))
         return conv2d(x, weight, bias, padding=padding, residual=skip, policy=self.policy)
 
     def last(self, module: Any, x: Tensor, above: bool = True, below: bool = True) -> Tensor:
-        """The convolution behind the last norm, whose result leaves."""
+        """The convolution after the last norm, whose output is not scaled."""
         weight, bias = self._weights(module, x, 1, 1)
         return conv2d(x, weight, bias, padding=(1, 1, int(above), int(below)), policy=self.policy)
 
     def shortcut(self, block: Any, x: Tensor) -> Tensor:
-        """What a block adds to its own result."""
+        """The skip of a block, which is added to its result."""
         if block.in_channels == block.out_channels:
             return x
         weight, bias = self._weights(block.nin_shortcut, x, 1, SCALE)
@@ -83,7 +81,7 @@ class Layers(PictureLayers):
         return conv2d(x, weight, bias, stride=2, padding=(0, 1, 0, int(below)), policy=self.policy)
 
     def up(self, module: Any, x: Tensor) -> Tensor:
-        """[1, c, rows, width] -> [1, c, 2 rows, 2 width]; with zeros around x."""
+        """[1, c, rows, width] -> [1, c, 2 rows, 2 width], with zeros around x."""
         weight, bias = self._weights(module.conv, x, 1, SCALE)
         found = self._kept.get(module)
         if found is None:
@@ -94,8 +92,8 @@ class Layers(PictureLayers):
         found = self._kept.get(module)
         if found is None:
             with operands(x, self.policy, module) as [own]:
-                # Copies in any case: what lies there may have been brought for the time of the
-                # `with`. Scaled as they are laid out.
+                # Copies in any case, because the weight may only be there for the duration of the
+                # `with`. Scaling and layout are one pass.
                 weight = torch.empty_like(own.matrix, memory_format=torch.channels_last)
                 torch.mul(own.matrix, scale, out=weight)
                 found = (weight,) if own.bias is None else (weight, own.bias * bias_scale)
@@ -105,9 +103,8 @@ class Layers(PictureLayers):
     # ------------------------------------------------------------------------------------------------------------ norms
 
     def norm(self, module: Any, x: Tensor, moments: Tensor | None = None, *, silu: bool = True) -> Tensor:
-        """Stock's GroupNorm of a scaled picture, or of a part of one with the whole's moments, and
-        SiLU behind it.
-        """
+        """Stock's GroupNorm of a scaled picture, or of a part of one with the moments of the whole,
+        then SiLU."""
         with operands(x, self.policy, module) as [own]:
             return group_norm_silu(
                 x,
@@ -121,7 +118,7 @@ class Layers(PictureLayers):
             )
 
     def moments(self, module: Any, x: Tensor) -> Tensor:
-        """What that norm would need of this part of a picture."""
+        """The moments of this part of a picture, for `norm`."""
         return group_moments(x, module.num_groups, policy=self.policy)
 
     # ----------------------------------------------------------------------------------------------------------- blocks
@@ -156,10 +153,9 @@ class Layers(PictureLayers):
         return out.reshape(1, h, w, c).movedim(-1, 1)
 
     def _mixed(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention of [1, tokens, 1, c], without the dimension of heads. Some queries at a time:
-        torch's kernel for heads this wide adds up in a tensor in fp32, and for a large picture
-        takes seconds, in which nobody could interrupt.
-        """
+        """Attention of [1, tokens, 1, c], without the dimension of heads. A few queries at a time,
+        because torch's kernel for heads this wide sums in an fp32 tensor, and takes seconds for a
+        large picture, in which the user could not interrupt."""
         mixed, policy = torch.empty_like(q, memory_format=torch.contiguous_format), for_heads(self.policy, q.shape[-1])
         for some, place in zip(torch.split(q, QUERIES, 1), torch.split(mixed, QUERIES, 1), strict=True):
             comfy.model_management.throw_exception_if_processing_interrupted()

@@ -1,6 +1,5 @@
-"""What stock calls the tensors of a file in diffusers' spelling, or with the convolutions beside
-the latents within its halves.
-"""
+"""Stock's names of a file's tensors, for files in diffusers' spelling, or with the convolutions
+next to the latents inside of their halves."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ import comfy.diffusers_convert
 import torch
 
 DIFFUSERS = "mid_block."
-# Within a half, and as stock has them.
+# Prefixes inside of a half, and stock's.
 BESIDE = {"decoder.post_quant_conv.": "post_quant_conv.", "encoder.quant_conv.": "quant_conv."}
 
 

@@ -1,7 +1,7 @@
-"""Stock's VAEs of pictures, small: by these ours is judged.
+"""Small specimens of stock's VAEs of pictures.
 
-With the products beside the latent and without, with Flux.2's batch norm of folded latents, and the
-small ones for previews.
+With and without the products next to the latent, with Flux.2's batch norm of folded latents, and
+the small ones for previews.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CONFIG = {
     "double_z": True, "z_channels": Z, "resolution": 256, "in_channels": 3, "out_ch": 3, "ch": 32, "ch_mult": [1, 2],
     "num_res_blocks": 1, "attn_resolutions": [], "dropout": 0.0,
 }  # fmt: skip
-RATIO = 2  # pixels of one of its latents
+RATIO = 2  # pixels of one of its latents, on a side
 MODEL = "comfy.ldm.modules.diffusionmodules.model."
 REGULARIZER = "comfy.ldm.models.autoencoder.DiagonalGaussianRegularizer"
 INSIDE = (parts.ResnetBlock, parts.AttnBlock, parts.Upsample, parts.Downsample, parts.Decoder, parts.Encoder)

@@ -1,6 +1,5 @@
-"""Stock's encoder and decoder as a table: some residual blocks at one size, and the resampling that
-leads there or away.
-"""
+"""The table of stock's encoder and decoder: residual blocks at one size, and the resampling before
+them."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from ...vae.picture_stages import Stage, Table
 
 
 def table(half: Any) -> Table:
-    """Of stock's Encoder or Decoder."""
+    """The table of stock's Encoder or Decoder."""
     decodes = isinstance(half, Decoder)
     image = half.conv_out.out_channels if decodes else half.conv_in.in_channels
     return Table(tuple(_row(entry, blocks) for entry, blocks in _levels(half)), decodes, image)
@@ -40,7 +39,7 @@ def _row(entry: Any, blocks: Any) -> Stage:
 
 
 def obstacle(half: Any) -> str | None:
-    """Why an encoder or a decoder is not one of those that are served, in words a user understands."""
+    """Why an encoder or a decoder is not served, in words a user understands; None: it is."""
     if type(half) not in (Encoder, Decoder) or half.carried:
         return "it is of another kind"
     levels = half.up if isinstance(half, Decoder) else half.down

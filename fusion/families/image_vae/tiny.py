@@ -1,10 +1,10 @@
 """Stock's TAESD, the small VAE for previews (of SD 1.5, SDXL, SD 3, Flux and Flux.2), over our ops,
-within a bound of memory.
+within a memory limit.
 
 Its blocks have no norms, so a large picture passes in bands that each go all the way, from latents
-to pixels or back: a band enters with the rows beside it that its convolutions look at, and loses
-them on the way. Flux.2's has norms in the blocks that are as large as the latent: those pass whole,
-as they do in all the others.
+to pixels or back: a band enters with the rows around it that its convolutions depend on, and loses
+them on the way. Flux.2's has norms in the blocks of the latent's size. These blocks pass whole, as
+they do in all the others.
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ from ...weights.operands import operands
 
 Kind = Literal["clamp", "conv", "block", "up", "pixels"]
 
-SCALE = 8  # pixels of one of the latent that its halves see
-WHOLE = 10  # pictures as large as the latent that its part needs at a time: a norm's have four times the channels
-BESIDE = 64 << 20  # bytes beside the pictures: what allocators round up
-AT_WORK = 4  # pictures that a block needs at a time, with what it is made of
+SCALE = 8  # pixels of one latent of its halves, on a side
+# Pictures of the latent's size that its part needs at a time; those of a norm have four times the
+# channels.
+WHOLE = 10
+BESIDE = 64 << 20  # bytes in addition to the pictures, for the rounding of allocators
+AT_WORK = 4  # pictures that a block needs at a time, with its input
 BLOCK = convolutions(3)
 DOWN = Layer(stride=2)
 
@@ -44,7 +46,8 @@ DOWN = Layer(stride=2)
 
 @dataclass(frozen=True)
 class Step:
-    """A part of stock's Sequential, and its layer in the table. activation: ReLU, where it follows."""
+    """A part of stock's Sequential, and its layer in the table. activation: a ReLU that follows
+    it."""
 
     kind: Kind
     module: Any
@@ -53,7 +56,7 @@ class Step:
 
 
 def steps_of(vae: Any, decodes: bool) -> list[Step]:
-    """Of stock's encoder or decoder, in order."""
+    """The steps of stock's encoder or decoder, in order."""
     found: list[Step] = []
     modules = iter(vae.taesd_decoder if decodes else vae.taesd_encoder)
     for module in modules:
@@ -73,9 +76,7 @@ def steps_of(vae: Any, decodes: bool) -> list[Step]:
 
 
 def split(decodes: bool, found: Sequence[Step]) -> tuple[Sequence[Step], Sequence[Step]]:
-    """Of the first, those that pass at the size of the latent, and the others: a decoder begins
-    with the former.
-    """
+    """The steps of the latent's size, and the others. A decoder begins with the former."""
     at = [k for k, step in enumerate(found) if step.layer in (UP, DOWN)]
     if decodes:
         return found[: at[0]], found[at[0] :]
@@ -99,9 +100,8 @@ class Layers(PictureLayers):
     """The steps as functions of rows of a picture, [1, c, rows, width]."""
 
     def make(self, step: Step, x: Tensor, above: int, below: int) -> Tensor:
-        """What looks beyond a cut is not made. above, below: zeros that the step sees where the
-        picture ends.
-        """
+        """The output of a step, without rows that depend on others beyond a cut. above, below: rows
+        of zeros beyond the edges of the picture."""
         if step.kind == "clamp":
             return channels_last(step.module(x))
         if step.kind == "block":
@@ -129,9 +129,8 @@ class Layers(PictureLayers):
             )
 
     def _block(self, module: Any, x: Tensor, above: int, below: int) -> Tensor:
-        """Three convolutions and a skip: the first of them sees zeros where any does, the last
-        where all three do.
-        """
+        """Three convolutions and a skip: the first sees zeros if one is needed, the last if three
+        are."""
         if module.pool is not None:
             x = self._pooled(module.pool, x)
         reach = BLOCK.before
@@ -144,7 +143,7 @@ class Layers(PictureLayers):
         return self._conv(module.conv[4], box.pop(), above > 2, below > 2, skip=skip).relu_()
 
     def _pooled(self, pool: Any, x: Tensor) -> Tensor:
-        """x and what the block's norm of all of it makes. x [1, c, h, w], whole."""
+        """x plus the output of the block's norm over the whole picture. x [1, c, h, w]."""
         box = [self._point(pool[0], x)]
         norm = pool[1]
         with operands(x, self.policy, norm) as [own]:
@@ -163,7 +162,7 @@ class Layers(PictureLayers):
 
 
 def heights(layers: Iterable[Layer], height: int) -> list[int]:
-    """Rows of what enters the layers, and of what each makes."""
+    """Rows of the input of the first layer, and of each layer's output."""
     found = [height]
     for layer in layers:
         found.append(layer.size(found[-1]))
@@ -171,46 +170,44 @@ def heights(layers: Iterable[Layer], height: int) -> list[int]:
 
 
 def most(vae: Any, decodes: bool, height: int, width: int, item: int, count: int) -> int:
-    """Bytes that a picture takes at a time in so many bands. height, width: of the latent that the
-    halves see.
-    """
+    """Most bytes of a picture at a time, in so many bands. height, width: of the latent of the
+    halves."""
     _, banded = split(decodes, steps_of(vae, decodes))
     layers, channels = [step.layer for step in banded], banded[0].module.out_channels
     *sizes, made = heights(layers, height * (1 if decodes else SCALE))
     bands = (entering(layers, sizes, band) for band in by_rows(made, -(-made // count)))
     rows = max(high - low for low, high in bands) * (SCALE if decodes else 1)
-    # A block's pictures, what it is made of, and pixels in the host's type beside the card's.
+    # A block's pictures with its input, and pixels on the card and in the host's type.
     pixels = rows * width * SCALE * (AT_WORK * channels * item + PACK * (item + 4))
     latent = channels * height * width * item
     return int(HELD * max(pixels + latent, WHOLE * latent))
 
 
 def count_for(vae: Any, decodes: bool, height: int, width: int, item: int, room: int) -> int:
-    """The least number of bands that fit; where none does, one for each row of the latent."""
+    """The least number of bands that fit; if none does, one for each row of the latent."""
     return fewest(partial(most, vae, decodes, height, width, item), height, room)
 
 
 def room_for(vae: Any, limit: int, device: torch.device | None = None) -> int:
-    """Bytes that a picture may take: by the limit, and by what is free on the device."""
+    """Bytes that a picture may take: by the limit, and by the free memory of the device."""
     return room_within(vae, limit, device) - BESIDE
 
 
 def memory_used(vae: Any, limit: int, decodes: bool, shape: torch.Size, dtype: torch.dtype) -> int:
-    """Bytes that a decoding or encoding takes beside the weights, however many samples there are.
-    For ComfyUI to free.
-    """
+    """Bytes that a decoding or encoding takes in addition to the weights, for any number of
+    samples. ComfyUI frees so many."""
     height, width = (fold(vae) * side if decodes else max(1, side // SCALE) for side in shape[2:])
     count = count_for(vae, decodes, height, width, dtype.itemsize, room_for(vae, limit))
     return BESIDE + most(vae, decodes, height, width, dtype.itemsize, count)
 
 
 def fold(vae: Any) -> int:
-    """Pixels of the halves' latent, along either side, in one of the latents that samplers see."""
+    """Pixels of the halves' latent, on either side, in one of the latents that samplers see."""
     return 2 if isinstance(vae.taesd_decoder, DecoderFlux2) else 1
 
 
 def route(vae: Any, decodes: bool, given: Tensor, room: int) -> Route:
-    """Of what enters a half, [b, c, h, w]. room: bytes that a picture may take."""
+    """The route of a half's input [b, c, h, w]. room: bytes that a picture may take."""
     whole, banded = split(decodes, steps_of(vae, decodes))
     channels, item = banded[0].module.out_channels, given.element_size()
     height, width = (side if decodes else -(-side // SCALE) for side in given.shape[2:])
@@ -239,7 +236,7 @@ def _whole(step: Step) -> Whole:
 
 
 class FusedTiny:
-    """What stock's TAESD is mixed with."""
+    """Mixed into stock's TAESD."""
 
     comfy_has_chunked_io = True
     fusestream_policy: KernelPolicy
@@ -251,16 +248,15 @@ class FusedTiny:
         return b, 3, SCALE * fold(self) * h, SCALE * fold(self) * w
 
     def fusestream_room(self, device: torch.device) -> int:
-        """What `room` is there now, unless given."""
+        """The default of `room` at this moment."""
         return room_for(self, self.fusestream_limit, device)
 
     @torch.no_grad()
     def decode(
         self, x: Tensor, output_buffer: Tensor | None = None, room: int | None = None, **_options: Any
     ) -> Tensor:
-        """Latents [b, z, h, w] -> pixels [b, 3, 8 h, 8 w]; Flux.2: 16 h, 16 w. As
-        `fused.Fused.decode`.
-        """
+        """Latents [b, z, h, w] -> pixels [b, 3, 8 h, 8 w]; Flux.2: 16 h, 16 w. Arguments as in
+        `fused.Fused.decode`."""
         vae: Any = self
         shape = self.decode_output_shape(x.shape)
         out = torch.empty(shape, device=x.device, dtype=x.dtype) if output_buffer is None else output_buffer
@@ -272,9 +268,8 @@ class FusedTiny:
 
     @torch.no_grad()
     def encode(self, x: Tensor, device: torch.device | None = None, room: int | None = None) -> Tensor:
-        """Pixels [b, 3, h, w] -> latents [b, z, h / 8, w / 8]; Flux.2: h / 16, w / 16. As
-        `fused.Fused.encode`.
-        """
+        """Pixels [b, 3, h, w] -> latents [b, z, h / 8, w / 8]; Flux.2: h / 16, w / 16. Arguments as
+        in `fused.Fused.encode`."""
         vae: Any = self
         request = Request.for_pictures(self, device or x.device, room, BESIDE, device is not None)
         found = route(vae, False, x, request.room)
@@ -286,14 +281,13 @@ class FusedTiny:
 
 
 def fuse(vae: Any, policy: KernelPolicy = STANDARD, limit: int = LIMIT) -> None:
-    """Let stock's TAESD compute through our ops from now on, under this policy. In place. limit: as
-    `fused.fuse` has it.
-    """
+    """Let stock's TAESD compute through our ops, in place, under this policy. limit: as in
+    `fused.fuse`."""
     mix(vae, FusedTiny, fusestream_policy=policy, fusestream_limit=limit)
 
 
 def install(vae: Any, policy: KernelPolicy) -> int:
-    """As `fused.install`."""
+    """Like `fused.install`."""
     net = vae.first_stage_model
     if obstacle(net) is not None:
         return 0

@@ -1,4 +1,4 @@
-"""Which files are Qwen3's, by stock's names, and what must be in them."""
+"""Which files are Qwen3's, by stock's names, and the tensors that they must have."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...text.layout import (
 
 ROOT = "model."
 SEEING = ("visual.", "vision_model.", "model.visual.")  # Qwen3-VL: pictures, and positions in three dimensions
-SOUNDING = ("model.audio_decoder.",)  # MiniMax Music 3: its tables of words are others
+SOUNDING = ("model.audio_decoder.",)  # MiniMax Music 3, whose tables of words are different
 
 
 def is_qwen3(header: WeightFile) -> bool:

@@ -1,4 +1,4 @@
-"""Stock's Qwen3, small: by this ours is judged."""
+"""A small specimen of stock's Qwen3."""
 
 from __future__ import annotations
 

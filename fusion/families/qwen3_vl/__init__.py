@@ -29,7 +29,8 @@ def _options(header: WeightFile) -> Mapping[str, Any]:
 
 
 def _kind(header: WeightFile) -> str | None:
-    """Who reads the 4B and the 8B is asked for; of other sizes nobody but who wants text."""
+    """The type for sizes unknown to stock, which serve for writing text only. For the 4B and the 8B
+    the user has to choose."""
     from .sizes import options  # noqa: PLC0415
 
     return "QWEN_IMAGE" if options(header) else None

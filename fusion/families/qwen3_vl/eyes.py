@@ -1,16 +1,17 @@
-"""Qwen3-VL's eyes over our kernels: stock's own modules, computing in FP16 around an FP32 stream.
+"""Qwen3-VL's eyes over our kernels: stock's modules, computing in FP16 around an FP32 stream.
 
     patches ─ product, + places ─ blocks ─ merger, of 2 x 2 neighbours
     x += proj(attention(rope(q), rope(k), v))       q, k, v of norm1(x)
     x += fc2(GELU(fc1(norm2(x))))
 
-Stock computes them in FP32 and widens every weight at every use; here products are FP16 with FP32
-sums (`weights/fp32_residual.py`). A patch is a row, and the convolution that stock makes of it is a
-product: kernel and stride are alike. Heads of 72, the 8B's, pass as 96, whose last are zero. Behind
-some blocks a merger tells the language model what was seen so far.
+Stock computes them in FP32 and widens every weight at every use. Here products are FP16 with FP32
+sums (`weights/fp32_residual.py`). Stock's convolution of patches is a product of rows, because
+kernel and stride are equal. Heads of 72, as in the 8B, are padded with zeros to 96. After some
+blocks a merger gives the language model what was seen so far.
 
-A picture of many patches passes in chunks, but for the attention, which has all its queries, keys and values as fp16. It is brought
-to the card as it comes, and made of patches there: on the CPU that takes stock a tenth of a second for 768x768.
+A picture of many patches passes in chunks, except in the attention, which has all queries, keys and
+values as fp16. A picture is copied to the card first and cut into patches there, which takes stock
+a tenth of a second on the CPU for 768x768.
 """
 
 from __future__ import annotations
@@ -43,17 +44,17 @@ STOCKS = {
     "patch_size": 16,
     "image_mean": [0.5] * 3,
     "image_std": [0.5] * 3,
-}  # of a picture, as stock makes patches of it
+}  # stock's settings for cutting a picture into patches
 SERVED = (64, 96, 128)  # heads that the attention has kernels for
 
 
 @dataclass(frozen=True)
 class Sight:
-    """What every block of one call shares.
+    """What all blocks of one call share.
 
     wide      how to compute
     cos, sin  [patches, head / 2] fp32
-    frames    patches of each picture or frame: they see each other
+    frames    patches of each picture or frame, which see each other only
     """
 
     wide: Wide
@@ -63,8 +64,8 @@ class Sight:
 
 
 def fuse(model: nn.Module, policy: KernelPolicy = STANDARD, *, on_cpu: bool = False) -> int:
-    """Let the eyes of every Qwen3-VL in a stock text encoder model compute through our ops from now on. In place. Returns how many
-    blocks: none where all is left to stock.
+    """Let the eyes of all Qwen3-VLs in a stock text encoder model compute through our ops, in
+    place. Returns how many blocks, 0 if all is left to stock.
 
     on_cpu: on the CPU too, where the ops run their references: for tests.
     """
@@ -92,13 +93,13 @@ def eyes_of(model: nn.Module) -> Iterator[Any]:
 
 
 class SeesOnTheDevice:
-    """What the class of a network with fused eyes is mixed with."""
+    """Mixed into the class of a network with fused eyes."""
 
     visual: Any
 
     def preprocess_embed(self, embed: Any, device: torch.device) -> Any:
-        """Stock's, of a picture [1, height, width, 3] or of what else is embedded. How many patches there are is known to the host:
-        it does not wait for what they become."""
+        """Stock's function, for a picture [1, height, width, 3] or another embedded input. The host
+        knows the number of patches, so it does not wait for their values."""
         picture = embed.get("data")
         is_picture = embed.get("type") == "image" and isinstance(picture, Tensor)
         if not is_picture or all_off(self.visual.fusestream_policy, OPS):
@@ -110,15 +111,16 @@ class SeesOnTheDevice:
 
 
 class FusedEyes:
-    """What the class of fused eyes is mixed with. fusestream_on_cpu: computes there too, over the references."""
+    """Mixed into the class of fused eyes. fusestream_on_cpu: also computes on the CPU, over the
+    references."""
 
     fusestream_policy: KernelPolicy
     fusestream_on_cpu: bool
 
     def forward(self, x: Tensor, grid_thw: Tensor) -> Any:
-        """Stock's Qwen3VLVisionModel, of patches [n, 3 * 2 * 16 * 16] fp32, four that will be merged behind each other, and how
-        many there are: [pictures, 3], frames, rows and columns. Returns [n / 4, width] fp32, and the same of each merger
-        between."""
+        """Stock's Qwen3VLVisionModel, for patches [n, 3 * 2 * 16 * 16] fp32, with the four that
+        will be merged adjacent, and the grid [pictures, 3] of frames, rows and columns. Returns [n
+        / 4, width] fp32, and the same from each merger in between."""
         policy, eyes = self.fusestream_policy, self
         if not all_off(policy, OPS):
             reason = obstacle(eyes, x)
@@ -140,7 +142,7 @@ def obstacle(eyes: Any, x: Tensor) -> str | None:
 
 
 def look(eyes: Any, wide: Wide, x: Tensor, grid_thw: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Stock's forward."""
+    """Stock's forward over our ops."""
     grid = [tuple(map(int, row)) for row in grid_thw.tolist()]
     x = embedded(eyes, wide, x)
     x += places(eyes, grid, x.device)
@@ -157,7 +159,7 @@ def look(eyes: Any, wide: Wide, x: Tensor, grid_thw: Tensor) -> tuple[Tensor, li
 
 
 def embedded(eyes: Any, wide: Wide, x: Tensor) -> Tensor:
-    """What the first convolution makes of patches [n, k] fp32, each of which is a row: [n, width] fp32."""
+    """The first convolution as a product of patches [n, k] fp32: [n, width] fp32."""
     module = eyes.patch_embed.proj
     with operands(x.new_empty(0, dtype=torch.float16), wide.ops, module) as [own]:
         weight = own.matrix.flatten(1)
@@ -165,8 +167,8 @@ def embedded(eyes: Any, wide: Wide, x: Tensor) -> Tensor:
 
 
 def places(eyes: Any, grid: Sequence[tuple[int, ...]], device: torch.device) -> Tensor:
-    """The learnt places of a square, interpolated over each picture: [patches, width]. In the type of the table and in the order in
-    which stock has it, without its lists of numbers."""
+    """The learnt places of a square, interpolated over each picture: [patches, width]. Computed in
+    the table's type and in stock's order, but without its lists of numbers."""
     side, merge, found = eyes.num_grid_per_side, eyes.spatial_merge_size, []
     table = eyes.pos_embed
     own = table.weight.dtype
@@ -186,12 +188,12 @@ def places(eyes: Any, grid: Sequence[tuple[int, ...]], device: torch.device) -> 
 
 
 def parted(wide: Wide, x: Tensor) -> Tensor:
-    """What a product is given of x fp32."""
+    """x fp32 as an operand of a product."""
     return split(x) if wide.splits else x.half()
 
 
 def summed(wide: Wide, h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """A product's result as fp32, of an operand."""
+    """A product of an operand, as fp32."""
     out = wide.product(h, weight, bias)
     return out[0] + out[1] if wide.splits else out.float()
 
@@ -200,16 +202,18 @@ def summed(wide: Wide, h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor
 
 
 class FusedBlock:
-    """What the class of a fused block is mixed with."""
+    """Mixed into the class of a fused block."""
 
     def forward(
         self, x: Tensor, cu_seqlens: Any = None, position_embeddings: Any = None, optimized_attention: Any = None
     ) -> Any:
-        """Stock's Qwen35VisionBlock. Where the eyes are ours, `cu_seqlens` is their `Sight`, and x [1, patches, width] their own
-        fp32 stream, which is added to in place; else it is stock's call."""
+        """Stock's Qwen35VisionBlock. If the eyes are ours, `cu_seqlens` is their `Sight`, and x [1,
+        patches, width] their own fp32 stream, which is added to in place; otherwise it is a call of
+        stock's."""
         if not isinstance(cu_seqlens, Sight):
             return super().forward(x, cu_seqlens, position_embeddings, optimized_attention)  # type: ignore[misc]
-        comfy.model_management.throw_exception_if_processing_interrupted()  # stock's operations ask; ours do not
+        # Stock's operations ask this; ours do not.
+        comfy.model_management.throw_exception_if_processing_interrupted()
         block: Any = self
         attend(block, x, cu_seqlens)
         feed_forward(block, x, cu_seqlens.wide)
@@ -255,11 +259,11 @@ def feed_forward(block: Any, x: Tensor, wide: Wide, activation: Activation = "ge
 
 
 class FusedMerger:
-    """What the class of a fused merger is mixed with."""
+    """Mixed into the class of a fused merger."""
 
     def forward(self, x: Tensor, wide: Wide | None = None) -> Tensor:
-        """Stock's merger, of x [patches, width] fp32, four neighbours behind each other: [patches / 4, the language model's width].
-        Where the eyes are ours, with how they compute."""
+        """Stock's merger, for x [patches, width] fp32 with four neighbours adjacent: [patches / 4,
+        the language model's width]. wide: given if the eyes are ours."""
         if wide is None:
             found: Tensor = super().forward(x)  # type: ignore[misc]
             return found
@@ -267,7 +271,8 @@ class FusedMerger:
 
 
 def merged(merger: Any, wide: Wide, x: Tensor) -> Tensor:
-    """linear_fc2(GELU(linear_fc1(norm(x)))): the norm is of each patch, or of the four together."""
+    """linear_fc2(GELU(linear_fc1(norm(x)))). The norm is over each patch, or over the four
+    together."""
     found = []
     for rows in torch.split(x.view(-1, merger.merge_dim), CHUNK // 4):
         h = wide.normed(merger.norm, rows.view(1, -1, merger.norm.weight.shape[0]))

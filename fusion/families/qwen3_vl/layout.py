@@ -1,11 +1,12 @@
-"""Which files are Qwen3-VL's, in the names of its authors, what must be in them, and the sizes that they tell.
+"""Which files are Qwen3-VL's, in the names of its authors, the tensors that they must have, and the
+sizes that they tell.
 
 model.language_model.layers.{i}.…, or model.layers.{i}.…      as Qwen3's
 model.visual.patch_embed.proj.weight                          [eyes' width, 3, 2, 16, 16]
 model.visual.pos_embed.weight                                 [places, eyes' width]
 model.visual.blocks.{i}.attn.qkv, attn.proj, mlp.linear_fc1, mlp.linear_fc2, norm1, norm2
 model.visual.merger, deepstack_merger_list.{i}.norm, linear_fc1, linear_fc2
-lm_head.weight                                                of the 8B; the others' words come from the embedding
+lm_head.weight                                                8B only; others use the embedding
 """
 
 from __future__ import annotations
@@ -19,17 +20,18 @@ from ...text.layout import expected_layers, has_these_layers, width_of
 
 ROOTS = ("model.language_model.", "model.")
 EYES = "model.visual."
-MARK = f"{EYES}deepstack_merger_list.0.norm.weight"  # by which stock knows it too
+MARK = f"{EYES}deepstack_merger_list.0.norm.weight"  # stock's mark, too
 BLOCK = re.compile(rf"{re.escape(EYES)}blocks\.(\d+)\.")
 MERGER = re.compile(rf"{re.escape(EYES)}deepstack_merger_list\.(\d+)\.")
 LINEARS = ("attn.qkv", "attn.proj", "mlp.linear_fc1", "mlp.linear_fc2")
-HEADS = 16  # of the eyes, in all that are published
-# Behind which blocks of so many the eyes tell what they saw. The file does not say.
+HEADS = 16  # of the eyes, in all published models
+# Blocks after which the eyes give their output to deepstack, by the number of blocks. The file does
+# not tell.
 TOLD_BEHIND = {24: (5, 11, 17), 27: (8, 16, 24)}
 
 
 def root_of(header: WeightFile) -> str | None:
-    """What the language model's names begin with; None: it is no Qwen3-VL."""
+    """The prefix of the language model's names; None: it is no Qwen3-VL."""
     if MARK not in header.extents:
         return None
     return next((root for root in ROOTS if has_these_layers(header, root)), None)
@@ -41,10 +43,10 @@ def is_qwen3_vl(header: WeightFile) -> bool:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a whole model, as its file has them.
+    """The sizes of a whole model, as in its file.
 
     width, ffn, layers, heads, key_heads, vocabulary   of the language model
-    own_words                          it has a matrix for words beside the embedding
+    own_words                          whether the output matrix is separate from the embedding
     eyes, eyes_ffn, blocks, places     of its eyes
     told_behind                        the blocks whose output deepstack reads
     """
@@ -64,7 +66,7 @@ class Sizes:
 
 
 def sizes(header: WeightFile) -> Sizes:
-    """Of a file of this family that has all that `expected` names."""
+    """The sizes in a file of this family that has everything in `expected`."""
     root, shapes = root_of(header), {name: extent.shape for name, extent in header.extents.items()}
     first = f"{root}layers.0."
     head = shapes[f"{first}self_attn.q_norm.weight"][0]

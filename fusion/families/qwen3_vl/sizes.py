@@ -1,7 +1,9 @@
-"""Sizes that stock has no configuration for: its class, built with those of the file. Qwen3-VL 2B is one.
+"""Models of sizes that stock has no configuration for, such as Qwen3-VL 2B: stock's class, built
+with the sizes of the file.
 
-Stock knows Qwen3-VL by its eyes, and takes every width but the 4B's for the 8B's. An option of its loader is the class that it
-makes then. What prompts are made of, and which layers are read, stays that of `Qwen3VLClipModel`.
+Stock recognises Qwen3-VL by its eyes, and takes every width except the 4B's for the 8B's. An option
+of its loader replaces the class that it then builds. The form of prompts, and the layers that are
+read, stay those of `Qwen3VLClipModel`.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from torch import nn
 from ....memory import WeightFile
 from .layout import HEADS, Sizes, sizes
 
-KNOWN = (2560, 4096)  # the widths of those that stock has sizes of: 4B, 8B
+KNOWN = (2560, 4096)  # widths of the sizes that stock has: 4B, 8B
 OPTION = "qwen3vl_8b_class"
 
 

@@ -1,4 +1,4 @@
-"""Stock's Qwen3-VL, small, and a prompt with two pictures: by this ours is judged."""
+"""A small specimen of stock's Qwen3-VL, and a prompt with two pictures."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _fused(model: Any, policy: KernelPolicy) -> int:
 
 
 def _built(draw: Draw) -> Any:
-    """Stock's own encoder. It reads the sizes of eyes in a table."""
+    """Stock's own encoder, which reads the sizes of the eyes from a table."""
     stock.QWEN3VL_VISION[SPECIMEN_KIND] = EYES
     stock.QWEN3VL_CONFIGS[SPECIMEN_KIND] = comfy.text_encoders.llama.Qwen3VL_8BConfig
     options = {

@@ -1,25 +1,33 @@
-"""T5 and UMT5 encoders over our kernels: stock's own modules, computing in FP16 around an FP32 residual stream.
+"""T5 and UMT5 encoders over our kernels: stock's modules, computing in FP16 around an FP32 residual
+stream.
 
-Stock computes them in FP32, because T5 in FP16 is known to overflow: it upcasts every weight at every use. Here products
-are FP16 with FP32 sums (`weights/fp32_residual.py`), and what is too large for FP16 is never stored in it:
+Stock computes them in FP32, because T5 is known to overflow in FP16, and upcasts every weight at
+every use. Here products are FP16 with FP32 sums (`weights/fp32_residual.py`), and numbers too large
+for FP16 are never stored in it:
 
     stream     FP32
-    hidden     of the gated feed-forward: stored times 2^-6, which the second product takes back from its sums
+    hidden     of the gated feed-forward: stored times 2^-6, and scaled back in the second product's
+               sums
     q, k, v    come from normalised rows; they saturate
-    scores     FP32 in the attention kernel, which also adds the relative bias: it is never made for every pair of tokens
+    scores     FP32 in the attention kernel, which also adds the relative bias, so that the bias is
+               never made for every pair of tokens
 
-Against FP32 weights, stock's own error with an FP16 file is that of the weights. With precision `precise` ours stays within a tenth
-of it (measured: 1.04), with `fast` it is about 1.25 of it. A text encoder waits for the bus, not for its products.
+Against FP32 weights, stock's own error with an FP16 file is that of the weights. With precision
+`precise` our error is within a tenth of it (measured: 1.04 times), with `fast` it is about 1.25
+times. A text encoder waits for the bus, not for its products.
 
-Tokens that the caller will zero anyway (`zero_out_masked`: UMT5 pads every prompt to 512) are not computed.
+Tokens that the caller will zero anyway (`zero_out_masked`: UMT5 pads every prompt to 512) are not
+computed.
 
-`fuse` gives the stack, its blocks and the token embedding a `forward` of ours, in place; blocks are still called as modules, so
-their weights may stream. The policy stands on the stack and is read at each call. The token embedding's rows are gathered where
-the table is: 2 GB do not cross the bus for them.
+`fuse` gives the stack, its blocks and the token embedding a `forward` of ours, in place. Blocks are
+still called as modules, so their weights may stream. The policy is an attribute of the stack and is
+read at each call. Rows of the token embedding are gathered on the table's device, so that 2 GB do
+not cross the bus for them.
 
-Stock's own computation serves where all kernels are off, on the CPU, and where something was done to a block that only stock
-can honour; the reason stands in the ledger, or with `on` in an error. And, unless the policy is `on`, where weights are
-neither streamed nor on the card: ComfyUI brings them through buffers of its own, and that way is not proven on a GPU.
+Stock computes if all kernels are off, on the CPU, and if another node did something to a block that
+only stock can honour; the reason goes to the ledger, or with `on` into an error. Unless the policy
+is `on`, stock also computes if weights are neither streamed nor on the card: ComfyUI then brings
+them through buffers of its own, and that way is not proven on a GPU.
 """
 
 from __future__ import annotations
@@ -60,7 +68,7 @@ ACTIVATIONS: dict[int, Activation] = {
 
 @dataclass(frozen=True)
 class Prompt:
-    """What every block of one call shares.
+    """What all blocks of one call share.
 
     wide     how to compute
     seen     which tokens are computed and seen
@@ -73,10 +81,10 @@ class Prompt:
 
 
 def fuse(model: nn.Module, policy: KernelPolicy = STANDARD, *, on_cpu: bool = False) -> int:
-    """Let every T5 encoder in a stock text encoder model compute through our ops from now on. In place. Returns how many blocks:
-    none where all is left to stock.
+    """Let all T5 encoders in a stock text encoder model compute through our ops, in place. Returns
+    how many blocks, 0 if all is left to stock.
 
-    on_cpu: on the CPU too, where the ops run their references: slower than stock's computation there, for tests.
+    on_cpu: on the CPU too, where the ops run their references: slower than stock, for tests.
     """
     fused = 0
     for trims, net in () if all_off(policy, OPS) else encoders(model):
@@ -90,7 +98,7 @@ def fuse(model: nn.Module, policy: KernelPolicy = STANDARD, *, on_cpu: bool = Fa
 
 
 def encoders(model: nn.Module) -> Iterator[tuple[bool, Any]]:
-    """Each T5 of a text encoder model, and whether its owner zeroes what is masked."""
+    """Each T5 of a text encoder model, with whether its owner zeroes masked tokens."""
     for owner in model.modules():
         net = getattr(owner, "transformer", None)
         if isinstance(net, stock.T5):
@@ -101,10 +109,10 @@ def encoders(model: nn.Module) -> Iterator[tuple[bool, Any]]:
 
 
 class FusedStack:
-    """What the class of a fused T5Stack is mixed with.
+    """Mixed into the class of a fused T5Stack.
 
-    fusestream_trims    masked tokens are zeroed by the caller
-    fusestream_on_cpu   computes there too, over the references
+    fusestream_trims    the caller zeroes masked tokens
+    fusestream_on_cpu   also computes on the CPU, over the references
     """
 
     fusestream_policy: KernelPolicy
@@ -120,8 +128,8 @@ class FusedStack:
         dtype: torch.dtype | None = None,
         embeds_info: Sequence[Any] = (),
     ) -> tuple[Tensor, Tensor | None]:
-        """Stock's T5Stack: x [batch, tokens, width] fp32, attention_mask [batch, tokens]. Returns the encoding and, if asked
-        for, what came out of one block."""
+        """Stock's T5Stack: x [batch, tokens, width] fp32, attention_mask [batch, tokens]. Returns
+        the encoding and, if asked for, the output of one block."""
         policy = self.fusestream_policy
         if not all_off(policy, OPS):
             reason = obstacle(self, x, attention_mask)
@@ -144,7 +152,7 @@ class FusedStack:
 def encoded(
     stack: Any, prompt: Prompt, x: Tensor, intermediate_output: int | None, final_layer_norm_intermediate: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """What `encode` returns, replayed where that pays."""
+    """What `encode` returns, replayed as a graph where that pays."""
 
     def body(prompt: Prompt, x: Tensor) -> tuple[Tensor, Tensor | None]:
         return encode(stack, prompt, x, intermediate_output, final_layer_norm_intermediate)
@@ -159,13 +167,13 @@ def encoded(
 def encode(
     stack: Any, prompt: Prompt, x: Tensor, intermediate_output: int | None, final_layer_norm_intermediate: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """The blocks, one after the other, over a stream of their own."""
+    """Run the blocks one after the other over a copy of x."""
     if intermediate_output is not None and intermediate_output < 0:
         intermediate_output += len(stack.block)
     all_tokens = x.shape[1]
     x, intermediate, bias = x[:, : prompt.seen.tokens].clone(memory_format=torch.contiguous_format), None, None
     bar: Any = comfy.utils.ProgressBar
-    # A stream's blocks are counted already.
+    # The blocks of a streamed model have a progress bar already.
     progress = None if STREAMED in stack.block[0].__dict__ else bar(len(stack.block))
     for i, block in enumerate(stack.block):
         x, bias = block(x, prompt, bias)
@@ -193,7 +201,8 @@ def obstacle(stack: Any, x: Tensor, attention_mask: Tensor | None) -> str | None
 
 
 def prompt_of(stack: Any, wide: Wide, x: Tensor, attention_mask: Tensor | None) -> Prompt | None:
-    """What the blocks share. None where a prompt has no token to see, and its row counts: stock then averages over all."""
+    """What the blocks share. None: a prompt has no visible token, and its output counts, so stock
+    averages over all."""
     found = seen(x, attention_mask, trims=stack.fusestream_trims)
     if found.visible is not None and not stack.fusestream_trims and not bool(found.visible.any(1).all()):
         return None
@@ -210,26 +219,29 @@ def prompt_of(stack: Any, wide: Wide, x: Tensor, attention_mask: Tensor | None) 
 
 
 class FusedBlock:
-    """What the class of a fused T5Block is mixed with."""
+    """Mixed into the class of a fused T5Block."""
 
     layer: Any
 
     def forward(
         self, x: Tensor, mask: Any = None, past_bias: Tensor | None = None, optimized_attention: Any = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Stock's T5Block. Where the stack is ours, `mask` is its `Prompt`, x [batch, tokens, width] is its own fp32 stream and is
-        added to in place, and the bias is one of distances; else it is stock's call."""
+        """Stock's T5Block. If the stack is ours, `mask` is its `Prompt`, x [batch, tokens, width]
+        its own fp32 stream, which is added to in place, and the bias is by distance; otherwise it
+        is a call of stock's."""
         if not isinstance(mask, Prompt):
             found: tuple[Tensor, Tensor | None] = super().forward(x, mask, past_bias, optimized_attention)  # type: ignore[misc]
             return found
-        comfy.model_management.throw_exception_if_processing_interrupted()  # stock's operations ask; ours do not
+        # Stock's operations ask this; ours do not.
+        comfy.model_management.throw_exception_if_processing_interrupted()
         past_bias = attend(self.layer[0], x, mask, past_bias)
         feed_forward(self.layer[-1], x, mask.wide)
         return x, past_bias
 
 
 def attend(layer: Any, x: Tensor, prompt: Prompt, bias: Tensor | None) -> Tensor | None:
-    """x += attention(norm(x)). Returns the bias by distance, [heads, 2 tokens - 1], for blocks that have none of their own."""
+    """x += attention(norm(x)). Returns the bias by distance, [heads, 2 tokens - 1], for blocks
+    without their own."""
     module, wide = layer.SelfAttention, prompt.wide
     if module.relative_attention_bias is not None:
         with operands(x, wide.ops, module.relative_attention_bias) as [table]:

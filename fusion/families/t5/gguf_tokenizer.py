@@ -1,10 +1,13 @@
-"""The tokenizer in a GGUF file, as the sentencepiece model that it was made of: llama.cpp writes its pieces into the metadata.
+"""The tokenizer in a GGUF file, as the sentencepiece model that it was made from: llama.cpp writes
+its pieces into the metadata.
 
-    tokenizer.ggml.tokens, .scores, .token_type     of each piece; the types' numbers are sentencepiece's own
-    .precompiled_charsmap, .add_space_prefix, .remove_extra_whitespaces     how text is made ready
-    .eos_token_id, .padding_token_id                which pieces are special
+    tokenizer.ggml.tokens, .scores, .token_type     of each piece; types have sentencepiece's
+                                                    numbers
+    .precompiled_charsmap, .add_space_prefix, .remove_extra_whitespaces     how text is normalised
+    .eos_token_id, .padding_token_id                special pieces
 
-A sentencepiece model is a protocol buffer: fields, each a number and a kind in one integer, then its value. Few are needed.
+A sentencepiece model is a protocol buffer: fields, each with a number and a kind in one integer,
+then its value. Only a few are needed.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
 
 KEY = "tokenizer.ggml."
 UNIGRAM, BYTE = 1, 6  # a kind of model, and of a piece
-# Fields: of the model, of a piece, of how it was trained, of how text is made ready.
+# Numbers of fields: of the model, of a piece, of the training, of the normalisation.
 PIECE, TRAINING, NORMALISING = 1, 2, 3
 TEXT, SCORE, TYPE = 1, 2, 3
 MODEL_TYPE, VOCABULARY, BYTE_FALLBACK, EOS, PAD = 3, 4, 35, 47, 48
@@ -82,7 +85,7 @@ def _broken(header: WeightFile, why: str) -> WrongFile:
 
 
 def _field(number: int, value: Any) -> bytes:
-    """One field: of bytes, a whole number, or a fraction."""
+    """One field with bytes, an integer, or a float."""
     if isinstance(value, bytes):
         return _varint(number << 3 | BYTES) + _varint(len(value)) + value
     if isinstance(value, float):
@@ -91,7 +94,7 @@ def _field(number: int, value: Any) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    """Seven bits a byte, the lowest first; the eighth says that more come."""
+    """Seven bits a byte, the lowest first; the eighth says that more follow."""
     found = bytearray()
     while value > 0x7F:
         found.append(value & 0x7F | 0x80)

@@ -1,4 +1,4 @@
-"""What is in a T5 or UMT5 file, by stock's names: every sound file has at least this of its encoder."""
+"""The tensors of the encoder in a T5 or UMT5 file, by stock's names, which every sound file has."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ QUERY = "layer.0.SelfAttention.q.weight"
 OUT = "layer.1.DenseReluDense.wo.weight"
 GATED = ("layer.1.DenseReluDense.wi_0.weight", "layer.1.DenseReluDense.wi_1.weight")
 PLAIN = ("layer.1.DenseReluDense.wi.weight",)
-XXL = 10240, 24  # the width of the feed-forward by which stock knows an XXL, and its blocks
-# All that an encoder of a few small blocks has of an XXL's last one, for stock to know it by. No block is built of it.
+# Width of the feed-forward by which stock recognises an XXL, and its number of blocks.
+XXL = 10240, 24
+# The only tensor of an XXL's last block in a file of a few small blocks, by which stock recognises
+# it. No block is built of it.
 MARK = ["layer.1.DenseReluDense.wi_1.weight"]
-PUBLISHED = {512: (6, 8), 768: (12,), 1024: (24,), 1472: (12,), 2048: (24,), 4096: (24,)}  # blocks, by width
+# Numbers of blocks, by width.
+PUBLISHED = {512: (6, 8), 768: (12,), 1024: (24,), 1472: (12,), 2048: (24,), 4096: (24,)}
 
 
 def expected(header: WeightFile) -> Expected:
@@ -63,6 +66,6 @@ def expected(header: WeightFile) -> Expected:
 
 
 def _plain(name: str, blocks: dict[int, dict[str, tuple[int, ...]]]) -> tuple[int, ...] | None:
-    """The shape that a matrix has in most blocks."""
+    """The most frequent shape of a matrix in the blocks."""
     found = Counter(inside[name] for inside in blocks.values() if len(inside.get(name, ())) == 2)
     return found.most_common(1)[0][0] if found else None

@@ -9,7 +9,7 @@
     enc.blk.{i}.ffn_up, ffn_down             encoder.block.{i}.layer.1.DenseReluDense.wi_1, .wo
     enc.output_norm                          encoder.final_layer_norm
 
-Of an encoder without gates `ffn_up` is `wi`. Matrices lie as transformers has them: nothing is turned.
+In an encoder without gates `ffn_up` is `wi`. Matrices are not transposed against transformers.
 """
 
 from __future__ import annotations

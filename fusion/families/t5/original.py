@@ -1,9 +1,11 @@
-"""UMT5 as Wan's authors publish it, and files made from that: `models_t5_umt5-xxl-enc-bf16.pth`, `umt5-xxl-enc-bf16.safetensors`.
+"""UMT5 as Wan's authors publish it, and files made from that: `models_t5_umt5-xxl-enc-bf16.pth`,
+`umt5-xxl-enc-bf16.safetensors`.
 
 The same encoder under other names, and without the tokenizer:
 
     token_embedding.weight                      shared.weight
-    blocks.{i}.norm1, .norm2                    encoder.block.{i}.layer.0.layer_norm, .layer.1.layer_norm
+    blocks.{i}.norm1, .norm2                    encoder.block.{i}.layer.0.layer_norm,
+                                                .layer.1.layer_norm
     blocks.{i}.attn.{q,k,v,o}                   encoder.block.{i}.layer.0.SelfAttention.{q,k,v,o}
     blocks.{i}.pos_embedding.embedding          encoder.block.{i}.layer.0.SelfAttention.relative_attention_bias
     blocks.{i}.ffn.gate.0, the half with GELU   encoder.block.{i}.layer.1.DenseReluDense.wi_0
@@ -28,7 +30,7 @@ INSIDE = {
     "ffn.fc2.": "layer.1.DenseReluDense.wo.",
 }
 BLOCK = re.compile(r"blocks\.(\d+)\.(.*)", re.DOTALL)
-# No other model that is about has this half of a feed-forward under this name.
+# No other known model has this half of a feed-forward under this name.
 LANDMARK = re.compile(r"blocks\.\d+\.ffn\.gate\.0\.weight")
 
 
@@ -37,7 +39,7 @@ def is_original(header: WeightFile) -> bool:
 
 
 def rename(name: str) -> str:
-    """Stock's name of a tensor, and of what stands beside it, such as a scale."""
+    """Stock's name of a tensor, or of one that goes with it, such as a scale."""
     found = BLOCK.fullmatch(name)
     inner = found[2] if found else name
     for theirs, stocks in (INSIDE if found else OUTSIDE).items():

@@ -1,7 +1,7 @@
-"""Stock's T5 encoders, small: by these ours is judged.
+"""Small specimens of stock's T5 encoders.
 
-Gated ones with the bias of their first block and with one of every block, and T5's first form. Prompts are padded; what the
-caller zeroes is not computed.
+Gated ones with a bias in the first block and with one in every block, and T5's first form. Prompts
+are padded, and tokens that the caller zeroes are not computed.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ GATED = {
 }  # fmt: skip
 OF_EVERY_BLOCK = {**GATED, "model_type": "umt5"}
 PLAIN = {**GATED, "dense_act_fn": "relu", "is_gated_act": False}
-LENGTH = TILE + 8  # more than are computed where the caller zeroes the padding
+LENGTH = TILE + 8  # more than are computed if the caller zeroes the padding
 PROMPTS = [[*range(2, WORDS), END], [7, 2, 2, 19, END]]
 PADDED = [prompt + [PAD] * (LENGTH - len(prompt)) for prompt in PROMPTS]
 FEW = [prompt[:5] for prompt in PADDED]
 SOURCE = (stock, comfy.sd1_clip.SDClipModel)
-# T5 does not divide its scores by the square root of a head's size: of drawn weights they are large, and what is rounded of queries
-# and keys counts for more. UMT5's error is 0.0023.
+# T5 does not divide its scores by the square root of a head's size. With random weights they are
+# large, so the rounding of queries and keys counts for more. UMT5's error is 0.0023.
 WITHIN = 0.01
 
 
@@ -77,6 +77,7 @@ def _built(config: dict[str, Any], zeroes: bool, draw: Draw) -> Any:
 
 
 def _called(model: Any, draw: Draw, _options: Options) -> Any:
-    """Of prompts with padding; and what leaves the first block of a stream so small that a norm's epsilon shows."""
+    """Outputs for padded prompts; and the output of the first block for a stream so small that a
+    norm's epsilon shows."""
     embeds = draw.large_and_small(2, len(FEW[0]), WIDTH).float()
     return model(PADDED), model.transformer(None, None, embeds=embeds, intermediate_output=0)

@@ -1,7 +1,8 @@
-"""UMT5's tokenizer, a sentencepiece model. ComfyUI's files carry it as a tensor; other files do without, and get it from elsewhere.
+"""UMT5's tokenizer, a sentencepiece model. ComfyUI's files carry it as a tensor; other files lack
+it, and get it from elsewhere.
 
-All sizes of UMT5 have the same one. So it is taken from another UMT5 file that the user has, or from `spiece.model`, as it is
-published beside the weights.
+All sizes of UMT5 share it. So it is taken from another UMT5 file of the user's, or from
+`spiece.model`, as it is published next to the weights.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("fusestream")
 
 EMBEDDING = "shared.weight"
-# Beside the weights, or where Wan's authors have it.
+# Next to the weights, or where Wan's authors have it.
 PLACES = ("spiece.model", "google/umt5-xxl/spiece.model")
 LARGEST = 1 << 26  # bytes; the published one has 4.5 million
 
 
 def borrowed(header: WeightFile, others: Sequence[str]) -> Mapping[str, torch.Tensor]:
-    """For a UMT5 file without a tokenizer's tensor the tokenizer in its metadata, or that of another: a file named here, or
-    `spiece.model` beside it. Raises `WrongFile` where there is none."""
+    """The tokenizer for a UMT5 file without a tokenizer's tensor: from its metadata, from one of
+    these other files, or from `spiece.model` next to it. Raises `WrongFile` if there is none."""
     _require_that_comfyui_reads_it(header)
     own = gguf_tokenizer.tokenizer(header)
     if own is not None:
@@ -48,7 +49,8 @@ def borrowed(header: WeightFile, others: Sequence[str]) -> Mapping[str, torch.Te
 
 
 def _require_that_comfyui_reads_it(header: WeightFile) -> None:
-    """What is lent under a name that nobody reads would be lost, and texts read with whatever else ComfyUI has."""
+    """Raise `WrongFile` if ComfyUI does not read a tokenizer from this tensor, because texts would
+    then be read with another one."""
     from comfy.text_encoders import wan  # noqa: PLC0415 - not while nodes are being listed
 
     made = getattr(getattr(wan, "UMT5XXlTokenizer", None), "__init__", None)
@@ -70,7 +72,7 @@ def _candidates(header: WeightFile, others: Sequence[str]) -> Iterator[tuple[Pat
                 with Checkpoint.open(other) as source:
                     if _is_the_same(source.files[0], header):
                         yield other, source.read(source.extents[TENSOR])
-            except BadFile:  # somebody else's trouble
+            except BadFile:  # the other file's own loader reports that
                 continue
 
 
@@ -81,7 +83,7 @@ def _bytes_of(path: Path) -> torch.Tensor:
 
 
 def _is_the_same(other: WeightFile, ours: WeightFile) -> bool:
-    """Whether that is a UMT5 with a tokenizer, for as many tokens as this one."""
+    """Whether the other file is a UMT5 with a tokenizer, for as many tokens as this one."""
     theirs, own = (header.extents.get(EMBEDDING) for header in (other, ours))
     if theirs is None or own is None or TENSOR not in other.extents:
         return False

@@ -1,7 +1,7 @@
-"""UMT5, the text encoder of Wan: how one is built, read from its own file.
+"""UMT5, the text encoder of Wan: its configuration, read from its own file.
 
-Stock builds every UMT5 after the published UMT5-XXL. The tensors' shapes say the same and are right for trimmed
-encoders too, so they are asked instead.
+Stock builds every UMT5 like the published UMT5-XXL. The tensors' shapes give the same sizes, and
+the right ones for trimmed encoders, too, so they are used instead.
 """
 
 from __future__ import annotations

@@ -14,13 +14,14 @@ if TYPE_CHECKING:
     from ....memory import WeightFile
     from ...base.specimen import Specimen
 
-# A residual block on the way up, which ControlNets do not have: in the original spelling, and in diffusers'.
+# A residual block on the way up, which ControlNets lack: in the original spelling, and in
+# diffusers'.
 SPELLINGS = (
     (re.compile(r"(model\.diffusion_model\.|)output_blocks\.\d+\.0\.in_layers\.0\.weight"), ("time_embed.0.weight",)),
     (re.compile(r"()up_blocks\.\d+\.resnets\.\d+\.norm1\.weight"), ("time_embedding.linear_1.weight",)),
 )
 OVER_TIME = ".time_stack."  # in the names of a U-Net that makes videos
-# By the width of a prompt's tokens.
+# Text encoders by the width of a prompt's tokens.
 ENCODERS = {
     768: "clip_l.safetensors, type stable_diffusion,",
     1024: "the text encoder of SD 2 (OpenCLIP H), type stable_diffusion,",

@@ -1,9 +1,13 @@
-"""Stock's UNetModel over our kernels: its parts compute through our ops, and stock goes from part to part.
+"""Stock's UNetModel over our kernels: its parts compute through our ops, and stock goes from part
+to part.
 
-So all that stock asks on that way stays: ControlNet's residuals, patches between the blocks (FreeU, Deep Shrink), wrappers, and
-those that stand in the place of a part. A part that is not as it was is stock's, with the reason in the ledger.
+So stock's steps on the way stay: ControlNet's residuals, patches between blocks (FreeU, Deep
+Shrink), wrappers, and replacements of a part. A part that was changed is stock's, with the reason
+in the ledger.
 
-    pictures.py     what convolves        transformer.py  what attends        run.py  under which policy a part computes
+    pictures.py     the parts that convolve
+    transformer.py  the parts that attend
+    run.py          the policy under which a part computes
 """
 
 from __future__ import annotations
@@ -21,12 +25,13 @@ from ...weights.channels_last import lay_out
 from . import pictures, transformer
 from .run import Part, Run
 
-TRANSFORMERS = ("transformer_blocks",)  # of a transformer: its blocks, which are asked for themselves
+TRANSFORMERS = ("transformer_blocks",)  # a transformer's blocks, which are checked by themselves
 
 
 def fuse(net: Any, policy: KernelPolicy) -> int:
-    """Let the parts of stock's UNetModel compute through our ops, under the policy that comes with each call. In place, and before
-    they are streamed. Returns how many parts that are. policy: of the loader."""
+    """Let the parts of stock's UNetModel compute through our ops, under the policy that comes with
+    each call. In place, and before they are streamed. Returns the number of parts. policy: of the
+    loader."""
     run, fused = Run(policy), 0
     for module in list(net.modules()):
         if type(module) in pictures.KINDS:
@@ -45,7 +50,8 @@ def fuse(net: Any, policy: KernelPolicy) -> int:
 
 
 def _fuse_part(module: nn.Module, mixin: type[Part], run: Run, obstacle: str | None) -> None:
-    if obstacle is None and run.loader.mode("conv") != "off":  # or stock would have to lay them back for each call
+    # Otherwise stock would have to undo the layout for each call.
+    if obstacle is None and run.loader.mode("conv") != "off":
         for part in module.modules():
             if isinstance(part, nn.Conv2d):
                 lay_out(part)
@@ -54,7 +60,7 @@ def _fuse_part(module: nn.Module, mixin: type[Part], run: Run, obstacle: str | N
 
 
 class _FusedNet:
-    """What stock's UNetModel is mixed with: stock's signature."""
+    """Mixed into stock's UNetModel, with stock's signature."""
 
     def forward(
         self,

@@ -1,16 +1,17 @@
-"""The parts of a U-Net that convolve, over our kernels: residual blocks, and what makes pictures smaller and larger.
+"""The parts of a U-Net that convolve, over our kernels: residual blocks, and the resamplings.
 
     x ─ norm, SiLU ─ 3x3, + time ─ norm, SiLU ─ 3x3, + x or 1x1 of x ─
 
-Pictures are channels-last: a norm with its SiLU, a convolution with all that is added to its
-result, is one pass each. The time's embedding is added by the first convolution, as a residual with
+Pictures are channels-last. A norm with its SiLU is one pass, and so is a convolution with all that
+is added to its result. The time's embedding is added by the first convolution, as a residual with
 one pixel for each row of the batch. Weights are laid out for the kernels once, when they arrive on
-the card (`weights/channels_last.py`), and take no more of it than otherwise. What is not, as on the
-CPU, is laid out at each use.
+the card (`weights/channels_last.py`), and take no more memory there. Others, as on the CPU, are
+laid out at each use.
 
-What a block on the way up is given, x and the picture kept on the way down, stays stock's concatenation: the groups of its first
-norm lie across the seam (1280 and 640 channels in groups of 60), so no norm of either alone would do, and a convolution with two
-sources would add up the second in a pass of its own.
+The input of a block on the way up, x and the picture kept on the way down, stays stock's
+concatenation: groups of its first norm lie across the seam (1280 and 640 channels in groups of 60),
+so it cannot be normed in two parts, and a convolution with two sources would add the second in
+another pass.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ from ...weights.operands import operands
 from ...weights.products import product
 from .run import Part, run_of
 
-# Pixels of an enlarged picture, over all rows of a batch, from which sums of its convolution's taps are made. That is some ten
-# passes over the weight, mostly in fp32, and saves five of nine taps for each pixel. Predicted from data sheets, not measured: the
-# two are even at 2200 pixels on an RTX 2060 Super, at 5000 on an H200.
+# Pixels of an enlarged picture, over all rows of a batch, from which on sums of its convolution's
+# taps are made. These sums take some ten passes over the weight, mostly in fp32, and save five of
+# nine taps for each pixel. Predicted from data sheets, not measured: the two are equal at 2200
+# pixels on an RTX 2060 Super, and at 5000 on an H200.
 FOLDED_FROM = 4096
 
 
@@ -58,13 +60,14 @@ def _is_served(conv: Any) -> bool:
 
 
 def normed(norm: Any, x: Tensor, policy: KernelPolicy, *, silu: bool = True) -> Tensor:
-    """Stock's GroupNorm of x [batch, c, h, w] fp16, channels-last, and SiLU behind it."""
+    """Stock's GroupNorm of x [batch, c, h, w] fp16, channels-last, then SiLU."""
     with operands(x, policy, norm) as [own]:
         return group_norm_silu(x, norm.num_groups, own.weight, own.bias, eps=norm.eps, silu=silu, policy=policy)
 
 
 def convolved(conv: Any, x: Tensor, policy: KernelPolicy, residual: Tensor | None = None) -> Tensor:
-    """One of stock's Conv2d, of x [batch, c, h, w] fp16, channels-last, and a residual like its result on top."""
+    """One of stock's Conv2d for x [batch, c, h, w] fp16, channels-last, plus a residual of its
+    result's shape."""
     around = conv.padding[0]
     options: Any = {"stride": conv.stride[0], "padding": (around,) * 4, "policy": policy}
     with weights(conv, policy, x) as (weight, bias):
@@ -75,7 +78,7 @@ def convolved(conv: Any, x: Tensor, policy: KernelPolicy, residual: Tensor | Non
 
 
 class FusedResidual(Part):
-    """What stock's ResBlock is mixed with."""
+    """Mixed into stock's ResBlock."""
 
     def forward(self, x: Tensor, emb: Tensor) -> Tensor:
         policy = self.policy_here(x)
@@ -87,7 +90,8 @@ class FusedResidual(Part):
 
 
 def residual(module: Any, policy: KernelPolicy, x: Tensor, emb: Tensor) -> Tensor:
-    """Stock's ResBlock: x [batch, c, h, w] fp16, emb [batch, width] behind its SiLU. Returns a new tensor, channels-last."""
+    """Stock's ResBlock: x [batch, c, h, w] fp16, emb [batch, width] after its SiLU. Returns a new
+    tensor, channels-last."""
     x = channels_last(x)
     first, last = module.in_layers[2], module.out_layers[3]
     time = None
@@ -102,7 +106,7 @@ def residual(module: Any, policy: KernelPolicy, x: Tensor, emb: Tensor) -> Tenso
 
 
 class FusedDownsample(Part):
-    """What stock's Downsample is mixed with."""
+    """Mixed into stock's Downsample."""
 
     def forward(self, x: Tensor) -> Tensor:
         policy = self.policy_here(x)
@@ -114,7 +118,7 @@ class FusedDownsample(Part):
 
 
 class FusedUpsample(Part):
-    """What stock's Upsample is mixed with."""
+    """Mixed into stock's Upsample."""
 
     def forward(self, x: Tensor, output_shape: torch.Size | None = None) -> Tensor:
         policy = self.policy_here(x)
@@ -128,8 +132,8 @@ class FusedUpsample(Part):
 
 
 def enlarged(conv: Any, policy: KernelPolicy, x: Tensor, size: tuple[int, ...]) -> Tensor:
-    """A convolution of the nearest enlargement of x [batch, c, h, w] to this size, which is twice x's or, where the picture on
-    the way down had an odd side, one less."""
+    """A convolution of x [batch, c, h, w], enlarged to this size by repetition. The size is twice
+    x's, or one less if the picture on the way down had an odd side."""
     twice = size == (2 * x.shape[2], 2 * x.shape[3])
     if not twice or x.shape[0] * size[0] * size[1] < FOLDED_FROM:
         larger = functional.interpolate(x, size=size, mode="nearest")
@@ -143,7 +147,8 @@ def enlarged(conv: Any, policy: KernelPolicy, x: Tensor, size: tuple[int, ...]) 
 
 
 class FusedFirst(Part):
-    """What the convolution is mixed with that takes the latents: from here on pictures are channels-last."""
+    """Mixed into the convolution that takes the latents. From here on pictures are
+    channels-last."""
 
     def forward(self, x: Tensor, *more: Any, **others: Any) -> Tensor:
         policy = None if more or others else self.policy_here(x)
@@ -154,7 +159,8 @@ class FusedFirst(Part):
 
 
 class FusedLast(Part):
-    """What the network's end is mixed with: norm, SiLU, convolution. Whoever called the network has what it gives as ever."""
+    """Mixed into the network's end: norm, SiLU, convolution. The result is contiguous, as the
+    caller expects."""
 
     def forward(self, x: Tensor) -> Tensor:
         policy = self.policy_here(x)

@@ -1,7 +1,8 @@
-"""What one call of the network is computed under, for its parts that stock does not tell.
+"""The options of one call of the network, for parts that stock does not pass them to.
 
-Stock hands `transformer_options` to transformers alone. Convolutions and residual blocks get a picture, and the latter the time's
-embedding; under which policy they compute, they find here. All parts of a network share one `Run`.
+Stock passes `transformer_options` only to transformers. Convolutions and residual blocks get a
+picture, and the latter the time's embedding; they find their policy here. All parts of a network
+share one `Run`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ OUTSIDE = "another node calls the network's parts by itself"
 
 
 class Run:
-    """Of one network. loader: the policy that it was loaded under."""
+    """The calls of one network. loader: the policy that it was loaded under."""
 
     def __init__(self, loader: KernelPolicy) -> None:
         self.loader = loader
@@ -30,7 +31,7 @@ class Run:
 
     @contextlib.contextmanager
     def under(self, options: Mapping[str, Any]) -> Iterator[None]:
-        """For this time the network runs with these transformer_options."""
+        """While active, the network runs with these transformer_options."""
         before = self.options, self._emb
         self.options, self._emb = options, None
         try:
@@ -39,19 +40,19 @@ class Run:
             self.options, self._emb = before
 
     def activated(self, emb: Tensor) -> Tensor:
-        """SiLU of the time's embedding: all residual blocks of a call want the same."""
+        """SiLU of the time's embedding, shared by all residual blocks of a call."""
         if self._emb is None or self._emb[0] is not emb:
             self._emb = emb, functional.silu(emb)
         return self._emb[1]
 
 
 class Part(FusedBlock):
-    """What the class of a part is mixed with that is told no options."""
+    """Mixed into the class of a part that gets no options."""
 
     fusestream_hand_back = HandBack("u-net block")
 
     def policy_here(self, x: Tensor) -> KernelPolicy | None:
-        """As `policy_for`, with the options of the call that is running."""
+        """Like `policy_for`, with the options of the running call."""
         module: Any = self
         run: Run = module.__dict__[UNET_RUN]
         if run.options is not None:

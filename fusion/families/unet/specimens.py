@@ -1,7 +1,8 @@
-"""Stock's U-Net, small: by it ours is judged.
+"""Small specimens of stock's U-Net.
 
-Every kind of part is in it: residual blocks of equal and unequal widths, a smaller and a larger picture, transformers behind
-convolutions of single pixels (SD 1.5) and behind products (SDXL), the first convolution and the end.
+They contain every kind of part: residual blocks of equal and unequal widths, a smaller and a larger
+picture, transformers after convolutions of single pixels (SD 1.5) and after products (SDXL), the
+first convolution and the end.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def specimens() -> Sequence[Specimen]:
 
 
 def _patched(n: Tensor, context: Tensor, value: Tensor, extra: Options) -> tuple[Tensor, Tensor, Tensor]:
-    """A node's, on the inputs of an attention."""
+    """A node's patch on the inputs of an attention."""
     return n * (1 + 0.01 * extra["n_heads"]), context * 1.1, (context if value is None else value) * 0.9
 
 

@@ -1,24 +1,27 @@
-"""A U-Net's transformers over our kernels: stock's own modules, whose forwards compute through our ops.
+"""A U-Net's transformers over our kernels: stock's modules, whose forwards compute through our ops.
 
-    x ─ norm ─ in ─ blocks ─ out, + x            channels-last, a picture's pixels are tokens where they lie
+    x ─ norm ─ in ─ blocks ─ out, + x            channels-last: pixels are tokens in place
 
     block:  x ─ norm ─ q k v as one product ─ attention ─ out, + x ─┐
             ┌───────────────────────────────────────────────────────┘
             ├─ norm ─ q │ prompt ─ k v as one product ─ attention ─ out, + x ─┐
             ┌─────────────────────────────────────────────────────────────────┘
-            └─ norm ─ both halves of GEGLU as one product ─ value x gelu(gate) ─ out, + x, a few tokens at a time
+            └─ norm ─ both halves of GEGLU as one product ─ value x gelu(gate) ─ out, + x,
+                      a few tokens at a time
 
-x is never written to: patches between the parts may have kept it.
+x is never written to, because patches between the parts may have kept it.
 
-Patches are called where stock calls them, with what stock hands them: those on an attention's inputs and outputs, those that take
-its place (these get q, k and v each in a tensor of its own), and the one in the middle. What goes through stock's attention
-function goes through any override.
+Patches are called where stock calls them, with the same arguments: those on an attention's inputs
+and outputs, those that replace it (these get q, k and v as separate tensors), and the one in the
+middle. Calls of stock's attention function go through any override.
 
-Keys and values of the prompt are made in each step. They are less than 1 % of a step's arithmetic, and the prompt that a block sees
-is a new tensor in each: whether it is the same one only its numbers would tell, for which the host would have to wait.
+Keys and values of the prompt are made in each step. They are less than 1 % of a step's arithmetic,
+and a block's prompt is a new tensor in each step: only its numbers would tell whether it is the
+same one, and the host would have to wait for them.
 
-Heads of 64 are our attention's own; those of SD 1.5 have 40, 80 and 160 elements, which torch's kernels serve, as candidates of the
-same op, also where kernels are "on". Padded to 64 and 96 the first two would be 1.6 and 1.2 times the work.
+Our attention serves heads of 64. Those of SD 1.5 have 40, 80 and 160 elements, which torch's
+kernels serve, as candidates of the same op, also if kernels are "on". Padding the first two to 64
+and 96 would take 1.6 and 1.2 times the work.
 """
 
 from __future__ import annotations
@@ -58,7 +61,7 @@ def obstacle(module: Any) -> str | None:
 
 
 def prompt_width(net: nn.Module) -> int | None:
-    """How wide a network takes a prompt's tokens; None: it takes no prompts."""
+    """The width of a prompt's tokens in a network; None: it takes no prompts."""
     blocks = (module for module in net.modules() if isinstance(module, stock.BasicTransformerBlock))
     first: Any = next(blocks, None)
     return None if first is None or first.attn2 is None else first.attn2.to_k.in_features
@@ -68,7 +71,7 @@ def prompt_width(net: nn.Module) -> int | None:
 
 
 class FusedTransformer(FusedBlock):
-    """What stock's SpatialTransformer is mixed with."""
+    """Mixed into stock's SpatialTransformer."""
 
     fusestream_hand_back = HAND_BACK
 
@@ -82,7 +85,8 @@ class FusedTransformer(FusedBlock):
 
 
 def transformer(module: Any, policy: KernelPolicy, x: Tensor, context: Any, options: Options) -> Tensor:
-    """Stock's SpatialTransformer: x [batch, c, h, w] fp16. Returns a new tensor like it, channels-last.
+    """Stock's SpatialTransformer: x [batch, c, h, w] fp16. Returns a new tensor like it,
+    channels-last.
 
     context  [batch, tokens, width], or one for each block
     """
@@ -104,7 +108,7 @@ def tokens(x: Tensor) -> Tensor:
 
 
 def pixelwise(x: Tensor, operation: Any, policy: KernelPolicy, residual: Tensor | None = None) -> Tensor:
-    """One of stock's Linears, or a convolution of single pixels, of x [batch, tokens, k] fp16."""
+    """One of stock's Linears, or a convolution of single pixels, for x [batch, tokens, k] fp16."""
     if isinstance(operation, nn.Linear):
         return product(x, operation, policy, residual=residual)
     with operands(x, policy, operation) as [own]:
@@ -115,7 +119,7 @@ def pixelwise(x: Tensor, operation: Any, policy: KernelPolicy, residual: Tensor 
 
 
 class FusedTransformerBlock(FusedBlock):
-    """What stock's BasicTransformerBlock is mixed with."""
+    """Mixed into stock's BasicTransformerBlock."""
 
     fusestream_hand_back = HAND_BACK
 
@@ -129,12 +133,12 @@ class FusedTransformerBlock(FusedBlock):
 
 
 class Others(NamedTuple):
-    """What other nodes have put into a block.
+    """The changes of other nodes to a block.
 
     patches   by name
     replaced  by attention: functions by place
-    places    of this block, the first that is found counts
-    extra     what patches are told
+    places    of this block; the first one that is found counts
+    extra     arguments for patches
     """
 
     patches: Mapping[str, Patches]
@@ -143,13 +147,13 @@ class Others(NamedTuple):
     extra: Options
 
     def instead(self, name: str) -> Any:
-        """The function in the place of an attention, or None."""
+        """The function that replaces an attention, or None."""
         here = self.replaced.get(name, {})
         return next((here[place] for place in self.places if place in here), None)
 
 
 def others_in(module: Any, options: Options) -> Others:
-    """As stock has it. A block that is in no U-Net has no place."""
+    """The changes as stock finds them. A block outside of a U-Net has no place."""
     extra = {name: value for name, value in options.items() if name not in ("patches", "patches_replace")}
     extra |= {"n_heads": module.n_heads, "dim_head": module.d_head, "attn_precision": module.attn_precision}
     whole = options.get("block")
@@ -158,8 +162,8 @@ def others_in(module: Any, options: Options) -> Others:
 
 
 def block(module: Any, policy: KernelPolicy, x: Tensor, context: Tensor | None, options: Options) -> Tensor:
-    """Stock's BasicTransformerBlock: x [batch, tokens, dim] fp16, context [batch, text tokens, width]. Returns a new tensor like
-    x."""
+    """Stock's BasicTransformerBlock: x [batch, tokens, dim] fp16, context [batch, text tokens,
+    width]. Returns a new tensor like x."""
     x, others = x.contiguous(), others_in(module, options)
     told = context if module.disable_self_attn else None
     x = attended(module, "1", policy, x, told, others, options)
@@ -172,11 +176,13 @@ def block(module: Any, policy: KernelPolicy, x: Tensor, context: Tensor | None, 
 def attended(
     module: Any, number: str, policy: KernelPolicy, x: Tensor, context: Tensor | None, others: Others, options: Options
 ) -> Tensor:
-    """x and what an attention adds to it, its norm before it. context: what it attends to; None: x."""
+    """x plus the output of an attention, with its norm before it. context: what it attends to;
+    None: x."""
     name, attn = f"attn{number}", getattr(module, f"attn{number}")
     n, value = layer_norm(x, getattr(module, f"norm{number}"), policy), context
     if f"{name}_patch" in others.patches:
-        # Of the first attention a patch is told what it attends to in any case, of the second as it is.
+        # A patch on the first attention gets x as context if there is none, a patch on the second
+        # gets None.
         if context is None and number == "1":
             context = n
         value = context
@@ -204,7 +210,8 @@ def attended(
 
 
 def for_torchs_heads(options: Options, size: int) -> Options:
-    """The options for an attention with heads of so many elements: our own override goes by the policy that is for them."""
+    """The options for an attention with heads of so many elements: our own override takes the
+    policy for them."""
     ours = options.get(HOOK)
     if not isinstance(ours, AttentionOverride) or (policy := for_heads(ours.policy, size)) is ours.policy:
         return options
@@ -212,7 +219,8 @@ def for_torchs_heads(options: Options, size: int) -> Options:
 
 
 def q_k_v(attn: Any, x: Tensor, context: Tensor | None, value: Tensor | None, policy: KernelPolicy) -> Sequence[Tensor]:
-    """Of stock's CrossAttention, as few products as what they are made of allows: one, where that is x alone."""
+    """q, k and v of stock's CrossAttention, in as few products as their inputs allow: one, if all
+    are x."""
     context = x if context is None else context
     value = context if value is None else value
     if value is not context:
@@ -230,12 +238,14 @@ def layer_norm(x: Tensor, norm: Any, policy: KernelPolicy) -> Tensor:
 
 
 def fed_forward(module: Any, policy: KernelPolicy, x: Tensor) -> Tensor:
-    """x and what GEGLU adds to it, its norm before it: what lies in between is eight times as wide."""
+    """x plus the output of GEGLU, with its norm before it. The hidden values are eight times as
+    wide."""
     both, last = module.ff.net[0].proj, module.ff.net[2]
     normed_x = layer_norm(x, module.norm3, policy)
     parts = parts_of(x.shape[0], x.shape[1], most_rows(both.out_features, CHUNK_BYTES))
     if len(parts) == 1:
-        # Where to write a whole result is the product's own business: into another's place it may have to copy.
+        # Without `out` the product chooses its output's memory itself; into given memory it may
+        # have to copy.
         return product(gated(normed_x, both, policy), last, policy, residual=x)
     out = x.new_empty(x.shape)
     for part in parts:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 QUERY = re.compile(r"(model\.diffusion_model\.|)blocks\.\d+\.self_attn\.q\.weight")
 BESIDE = ("head.modulation", "time_projection.1.weight")
-# By the channels of the latents: Wan 2.2's 5B has its own, all others Wan 2.1's.
+# VAEs by the channels of the latents: Wan 2.2's 5B has its own, all others Wan 2.1's.
 VAES = {16: "wan_2.1_vae.safetensors", 48: "wan2.2_vae.safetensors"}
 
 

@@ -1,4 +1,5 @@
-"""A Wan block over our kernels: stock's own module, whose forward computes the whole block through our ops.
+"""A Wan block over our kernels: stock's module, whose forward computes the whole block through our
+ops.
 
     x ─ norm, modulate ─ q k v ─ RMSNorm and RoPE in place ─ attention ─ o, gate, + x ─┐
     ┌──────────────────────────────────────────────────────────────────────────────────┘
@@ -6,23 +7,26 @@
     ┌──────────────────────────────────────────────────────────────────────────────────────────┘
     └─ norm, modulate ─ ffn, a few tokens at a time, GELU in the product, gate, + x, in place ─ x
 
-Activations, in units of x [batch, tokens, dim] in fp16: x itself (the caller has it), q, k, v and what attention sees, five
-at once at the worst place; the ffn's hidden values never take more than 256 MiB, or 64 where VRAM is short. Stock's block needs
-about nine. All of them have the size of x, so that torch's allocator finds a place for each where another one was: packed, q k v
-would need three units in one piece, which at 720p is 2.2 GiB and no longer there. A few tokens are packed: they have no such
-trouble, and one product of them is faster than three. Under `turbo` what q, k and v read in 8 bits lies beside x in pieces of
-64 MiB. x is never written to: VACE's side branch still wants the one that went into the first block.
+Activations, in units of x [batch, tokens, dim] in fp16: x itself (the caller has it), q, k, v and
+the attention's output, five at the peak. The ffn's hidden values never take more than 256 MiB, or
+64 if VRAM is short. Stock's block needs about nine. All these tensors have the size of x, so that
+torch's allocator can reuse the memory of one for another. Packed, q k v would need three units in
+one piece, which at 720p is 2.2 GiB and not free any more. For few tokens q k v are packed, because
+memory is no problem and one product is faster than three. Under `turbo` the 8-bit input of q, k and
+v is made in pieces of 64 MiB. x is never written to, because VACE's side branch needs the input of
+the first block.
 
-Where two blocks do not fit on the card, its three rows above are brought one by one
-(`stream/segments.py`). The second row's k and v are the same at every step: where part of the model
-passes they are kept, and their weights pass for a new text alone.
+If two blocks do not fit on the card, the three rows above are paged one by one
+(`stream/segments.py`). The second row's k and v are the same at every step: if part of the model
+streams they are kept, and their weights are only copied for a new text.
 
-What other nodes may do is honoured: attention goes through stock's function and so through any override, patches on the
-attentions are called with the tensors they expect, and a block whose parts another node has replaced is stock's again. So
-is a block of another kind (HuMo, causal Wan), or one that does not compute in fp16. The ledger has the reason.
+Changes by other nodes count: attention goes through stock's function and so through any override,
+patches on the attentions are called with the tensors that they expect, and a block is stock's if
+another node has replaced a part of it. So is a block of another kind (HuMo, causal Wan), or one
+that does not compute in fp16. The ledger has the reason.
 
-The block's class is replaced by a subclass of the same name: a node that replaces `forward`, or calls a block through
-stock's block hook, finds things where they were.
+The block's class is replaced by a subclass of the same name, so a node that replaces `forward`, or
+calls a block through stock's block hook, finds everything in its place.
 """
 
 from __future__ import annotations
@@ -54,16 +58,17 @@ SelfAttention = comfy.ldm.wan.model.WanSelfAttention
 TextAttention = comfy.ldm.wan.model.WanT2VCrossAttention
 ImageAttention = comfy.ldm.wan.model.WanI2VCrossAttention
 Options = dict[str, Any]
-PICTURE_TOKENS = 257  # of a CLIP's picture
-# Of torch's products, what other nodes switch, and keys and values depend on.
+PICTURE_TOKENS = 257  # of a picture from CLIP
+# Switches of torch's products, which other nodes set, and which change keys and values.
 SWITCHES = ("allow_fp16_accumulation", "allow_fp16_reduced_precision_reduction")
 
 HAND_BACK = HandBack("wan block", "fused ops", "this model", "compute its blocks", "stock's block")
 
 
 def fuse(net: nn.Module) -> int:
-    """Let the standard blocks of stock's WanModel compute through our ops, under the policy that comes with each call
-    (`attention.install`). In place, and before the blocks are streamed. Returns how many blocks that are."""
+    """Let the standard blocks of stock's WanModel compute through our ops, under the policy that
+    comes with each call (`attention.install`). In place, and before the blocks are streamed.
+    Returns the number of blocks."""
     fused = 0
     for module in list(net.modules()):
         kind: Any = type(module)
@@ -81,7 +86,7 @@ def obstacle(block: Any) -> str | None:
 
 
 class _Fused(FusedBlock):
-    """What a block's class is mixed with: stock's signature."""
+    """Mixed into a block's class, with stock's signature."""
 
     fusestream_hand_back = HAND_BACK
 
@@ -109,7 +114,8 @@ class _Fused(FusedBlock):
 
 
 class _FusedVace(FusedBlock):
-    """The same for a block of VACE's side branch, which has a product before it (the first one) and one after it."""
+    """The same for a block of VACE's side branch, which has a product before it (only the first
+    block) and one after it."""
 
     fusestream_hand_back = HAND_BACK
 
@@ -148,12 +154,13 @@ class _FusedVace(FusedBlock):
 
 
 def parts(module: Any) -> list[list[nn.Module]]:
-    """What of a block is used together: of 14B in fp16 200 MiB, 200 and 270."""
+    """The parts of a block that are paged separately: 200 MiB, 200 and 270 for 14B in fp16."""
     return [[module.self_attn], [module.norm3, module.cross_attn], [module.ffn]]
 
 
 def seeing_text(module: Any) -> OfText | None:
-    """What of a block sees texts and pictures alone, of 14B in fp16 100 MiB; None where stock computes the block for good."""
+    """The part of a block that only texts and pictures pass through, 100 MiB for 14B in fp16; None:
+    the block is stock's permanently."""
     if module.__dict__[BLOCK_PARTS].is_stocks:
         return None
     attn = module.cross_attn
@@ -176,9 +183,10 @@ def block(
     """Stock's WanAttentionBlock.
 
     x        [batch, tokens, dim] fp16
-    e        [batch, 6, dim], or [batch, frames, 6, dim]: shift, scale and gate of the self-attention, then of the ffn
+    e        [batch, 6, dim], or [batch, frames, 6, dim]: shift, scale and gate of the
+             self-attention, then of the ffn
     freqs    rotations [1 or batch, tokens, 1, head_dim / 2, 2, 2]
-    context  [batch, text tokens, dim], before them the picture's, `context_img_len` of them
+    context  [batch, picture and text tokens, dim]; the first `context_img_len` are the picture's
     Returns a new [batch, tokens, dim].
     """
     x = x.contiguous()
@@ -192,7 +200,8 @@ def block(
 
 
 def modulation(module: Any, e: Tensor, x: Tensor) -> Sequence[Tensor]:
-    """Six times [batch, 1 or frames, dim]: views, which the ops read in place."""
+    """Shift, scale and gate, twice: six views [batch, 1 or frames, dim], which the ops read in
+    place."""
     own = comfy.model_management.cast_to(module.modulation, dtype=x.dtype, device=x.device)
     parts: Sequence[Tensor] = (own + e).chunk(6, dim=1) if e.ndim < 4 else (own.unsqueeze(0) + e).unbind(2)
     return parts
@@ -208,7 +217,7 @@ def seen_by_itself(
     freqs: Tensor,
     options: Options,
 ) -> Tensor:
-    """x [batch, tokens, dim] and what its tokens see of each other, in a new tensor."""
+    """x [batch, tokens, dim] plus its self-attention, in a new tensor."""
     attended = self_attention(module, policy, x, scale, shift, freqs, options)
     return product(attended, module.self_attn.o, policy, residual=x, gate=gate)
 
@@ -216,7 +225,7 @@ def seen_by_itself(
 def seen_by_text(
     module: Any, policy: KernelPolicy, x: Tensor, context: Tensor, context_img_len: int | None, options: Options
 ) -> Tensor:
-    """x [batch, tokens, dim] and what its tokens see of text and picture, in place."""
+    """x [batch, tokens, dim] plus its attention to text and picture, in place."""
     attended = cross_attention(module, policy, x, context, context_img_len, options)
     return product(attended, module.cross_attn.o, policy, residual=x, out=x)
 
@@ -224,7 +233,7 @@ def seen_by_text(
 def fed_forward(
     module: Any, policy: KernelPolicy, x: Tensor, shift: Tensor, scale: Tensor, gate: Tensor, options: Options
 ) -> Tensor:
-    """x [batch, tokens, dim] and what the feed-forward makes of it, in place."""
+    """x [batch, tokens, dim] plus its feed-forward, in place."""
     normed = norm_modulate(x, scale, shift, eps=module.norm2.eps, policy=policy)
     pieces = options.get(PIECES, CHUNK_BYTES)
     return feed_forward(normed, module.ffn[0], module.ffn[2], policy, residual=x, gate=gate, out=x, pieces=pieces)
@@ -233,7 +242,7 @@ def fed_forward(
 def self_attention(
     module: Any, policy: KernelPolicy, x: Tensor, scale: Tensor, shift: Tensor, freqs: Tensor, options: Options
 ) -> Tensor:
-    """[batch, tokens, dim] of x: what its tokens see of each other, before the last product."""
+    """Self-attention of x before the last product: [batch, tokens, dim]."""
     attn = module.self_attn
     normed = norm_modulate(x, scale, shift, eps=module.norm1.eps, policy=policy)
     q, k, v = products(normed, (attn.q, attn.k, attn.v), policy)
@@ -250,7 +259,7 @@ def self_attention(
 def cross_attention(
     module: Any, policy: KernelPolicy, x: Tensor, context: Tensor, context_img_len: int | None, options: Options
 ) -> Tensor:
-    """[batch, tokens, dim] of x: what its tokens see of text and picture, before the last product."""
+    """Attention of x to text and picture before the last product: [batch, tokens, dim]."""
     attn = module.cross_attn
     normed = x
     if not isinstance(module.norm3, nn.Identity):
@@ -270,28 +279,30 @@ def cross_attention(
             *_keys_and_values(attn, (attn.k_img, attn.v_img), attn.norm_k_img, picture, policy),
         )
 
-    # A node in a block's place may do to the context what it likes, from block to block.
+    # A node that replaces a block may change the context from block to block.
     is_steady = not options.get("patches_replace", {}).get("dit")
     k, v, *of_picture = of_text(attn, context, lambda: _depends(policy, context_img_len), compute, is_steady=is_steady)
     attended = _attend_kept(q, k, v, attn.num_heads, options, **told(attn))
     if of_picture:
-        # As stock says from ComfyUI 0.33 on: in few bits the few tokens of a picture may become NaN.
+        # As stock does from ComfyUI 0.33 on: in few bits the few tokens of a picture may become
+        # NaN.
         exact = {**told(attn), "low_precision_attention": False}
         attended.add_(_attend_kept(q, of_picture[0], of_picture[1], attn.num_heads, options, **exact))
     return attended
 
 
 def _attend_kept(q: Tensor, k: Tensor, v: Tensor, heads: int, options: Options, **others: Any) -> Tensor:
-    """With keys and values that others will read: to another node's override, which may write to what it is given, go copies."""
+    """Attention with keys and values that will be read again. Another node's override gets copies,
+    because it may write to its arguments."""
     override = options.get(HOOK)
-    override = getattr(override, "held", override)  # what sparse attention stands around
+    override = getattr(override, "held", override)  # the override inside of sparse attention
     if override is not None and not isinstance(override, AttentionOverride):
         k, v = k.clone(), v.clone()
     return _attend(q, k, v, heads, options, **others)
 
 
 def _depends(policy: KernelPolicy, context_img_len: int | None) -> Hashable:
-    """What keys and values depend on beside the context and the weights."""
+    """What keys and values depend on, in addition to the context and the weights."""
     matmul = torch.backends.cuda.matmul
     return policy, context_img_len, *(getattr(matmul, name, None) for name in SWITCHES)
 
@@ -299,7 +310,8 @@ def _depends(policy: KernelPolicy, context_img_len: int | None) -> Hashable:
 def _keys_and_values(
     attn: Any, operations: Sequence[Any], norm: Any, context: Tensor, policy: KernelPolicy
 ) -> Sequence[Tensor]:
-    """Of a context [batch, its tokens, dim], for two of an attention's operations."""
+    """Keys and values of a context [batch, its tokens, dim], by two of an attention's
+    operations."""
     k, v = products(context, operations, policy)
     k4 = k.view(*k.shape[:2], attn.num_heads, attn.head_dim)
     _rms_rope(attn, norm, None, k4, None, None, policy)
@@ -307,7 +319,7 @@ def _keys_and_values(
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, heads: int, options: Options, **others: Any) -> Tensor:
-    """By stock's function: it asks the overrides, of which ours is one."""
+    """Attention by stock's function, which asks the overrides; ours is one of them."""
     out: Tensor = optimized_attention(q, k, v, heads=heads, transformer_options=options, **others)
     return out
 
@@ -315,7 +327,8 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, heads: int, options: Options, **oth
 def _rms_rope(
     attn: Any, norm_q: Any, norm_k: Any, q: Tensor, k: Tensor | None, freqs: Tensor | None, policy: KernelPolicy
 ) -> None:
-    """RMSNorm over all heads, if the model has it, and RoPE, of q and k [batch, tokens, heads, head_dim] in place."""
+    """RMSNorm over all heads, if the model has it, and RoPE, of q and k [batch, tokens, heads,
+    head_dim] in place."""
     if not attn.qk_norm:
         if freqs is not None:
             rms_rope_(q, k, None, None, freqs, eps=attn.eps, norm="none", policy=policy)

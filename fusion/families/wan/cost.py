@@ -1,4 +1,4 @@
-"""What a forward of Wan costs. Standard library only."""
+"""The cost of a forward of Wan. Standard library only."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ...base.cost import Cost
 
 TEXT_TOKENS = 512
 TEXT_WIDTH = 4096
-CHANNELS, PATCH = 16, 4  # of a latent, and of its pixels in a token
+CHANNELS, PATCH = 16, 4  # channels of a latent, and its pixels in a token
 
 
 def forward(dim: int, ffn: int, layers: int, tokens: int, text: int = TEXT_TOKENS) -> Cost:
-    """One prompt through the transformer."""
+    """The cost of one prompt through the transformer."""
     square = 2.0 * dim * dim
     block = (
         6 * tokens * square + 2 * text * square + 4.0 * tokens * dim * ffn
@@ -33,7 +33,7 @@ def forward(dim: int, ffn: int, layers: int, tokens: int, text: int = TEXT_TOKEN
 
 
 def cost(net: Any, shape: Sequence[int]) -> Cost | None:
-    """Of one latent of this shape [batch, channels, frames, height, width]."""
+    """The cost for one latent of this shape [batch, channels, frames, height, width]."""
     if len(shape) != 5:
         return None
     tokens = math.prod(math.ceil(side / patch) for side, patch in zip(shape[2:], net.patch_size, strict=True))

@@ -1,6 +1,6 @@
-"""Whether a Wan model can use the images that come with a prompt. Stock leaves out what a model has no input for, and puts grey in
-the place of what is not there; both make a video that has nothing to do with the image, without a word.
-"""
+"""Whether a Wan model can use the images that come with a prompt. Stock ignores an image that a
+model has no input for, and replaces a missing one by grey. Both silently make a video that has
+nothing to do with the image."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from typing import Any
 
 import comfy.model_base as stock
 
-FIRST = "diffusion_model.patch_embedding.weight"  # what an image goes through that lies beside the latents
-MASK = 4  # channels beside those of the image, which say what frames are given
-IMAGES = ("concat_latent_image", "clip_vision_output")  # in a prompt: an image as latents, and as CLIP vision saw it
+# Takes an image that is concatenated to the latents.
+FIRST = "diffusion_model.patch_embedding.weight"
+MASK = 4  # channels next to those of the image, which say which frames are given
+# Keys of a prompt: an image as latents, and as CLIP vision saw it.
+IMAGES = ("concat_latent_image", "clip_vision_output")
 
 
 def doubts(model: Any, patched: Container[str], prompts: Sequence[Mapping[str, Any]]) -> str | None:
-    """After the model's name in a sentence. None: it uses what it is given and has what it needs, as far as one can tell."""
+    """The doubt in words that follow the model's name. None: it uses its inputs and has what it
+    needs, as far as can be told."""
     if FIRST in patched:  # a LoRA that may give it more inputs
         return None
     net = model.diffusion_model
@@ -33,7 +36,7 @@ def doubts(model: Any, patched: Container[str], prompts: Sequence[Mapping[str, A
 
 
 def _kind(model: Any) -> Any:
-    """Stock's class of it. Those made of WAN21 take their images in ways of their own."""
+    """Stock's class of the model. Classes derived from WAN21 take their images in other ways."""
     return next((one for one in type(model).__mro__ if vars(stock).get(one.__name__) is one), None)
 
 

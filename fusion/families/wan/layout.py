@@ -1,4 +1,4 @@
-"""What is in a file of a Wan transformer: every sound file has at least this, whichever of the models it is."""
+"""The tensors of a Wan transformer that every sound file has, for all models of the family."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Shapes = dict[str, Shape | None]
 LIST = re.compile(r"(blocks|vace_blocks)\.(\d+)\.(.+)")
 TEXT, FREQUENCIES, CLIP, PATCH = 4096, 256, 1280, (1, 2, 2)
 PICTURE = "cross_attn.k_img.weight"
-# Relatives that stock builds without the embedding of a picture, whatever else is in the file.
+# Relatives that stock builds without a picture's embedding, whatever else is in the file.
 WITHOUT_PICTURE = ("vace_patch_embedding.", "vace_blocks.", "audio_proj.", "casual_audio_encoder.")
-# Blocks of the published models by width, and of VACE's side branch by blocks.
+# Numbers of blocks of the published models, by width; and of VACE's side branch, by blocks.
 PUBLISHED = {1536: 30, 3072: 30, 5120: 40}
 PUBLISHED_VACE = {30: 15, 40: 8}
 
@@ -70,7 +70,7 @@ def expected(header: WeightFile, prefix: str) -> Expected:
 
 
 def _settings(header: WeightFile) -> Mapping[str, Any]:
-    """What a file asks of its network, where it does. Whether it says so in sound JSON, others look."""
+    """The network settings that a file requests, if any. Broken JSON is reported elsewhere."""
     with contextlib.suppress(KeyError, ValueError, AttributeError, TypeError, RecursionError):
         return dict(json.loads(header.metadata["config"])["transformer"])
     return {}
@@ -81,13 +81,14 @@ def _doubt(count: int, blocks: str, usual: str) -> str:
 
 
 def _usual(name: str, blocks: Iterable[Mapping[str, tuple[int, ...]]]) -> int | None:
-    """How many rows a matrix has in most blocks."""
+    """The most frequent number of rows of a matrix in the blocks."""
     found = Counter(shape[0] for inside in blocks if (shape := inside.get(name)))
     return found.most_common(1)[0][0] if found else None
 
 
 def _go_together(count: int, side_count: int) -> bool:
-    """Stock lets the side branch's blocks feed every n-th one of the main branch: so many as there are of them?"""
+    """Whether the side branch has as many blocks as stock feeds: every n-th block of the main
+    branch gets one."""
     return 0 < side_count <= count and len(range(0, count, count // side_count)) == side_count
 
 
@@ -100,7 +101,7 @@ def _weighted(name: str, shape: Shape) -> Shapes:
 
 
 def _around(dim: int | None, settings: Mapping[str, Any]) -> Shapes:
-    """The two ends."""
+    """The tensors of both ends."""
     text, frequencies = settings.get("text_dim", TEXT), settings.get("freq_dim", FREQUENCIES)
     out = _weighted("patch_embedding", (dim, None, *PATCH))
     out |= _weighted("text_embedding.0", (dim, text)) | _weighted("text_embedding.2", (dim, dim))

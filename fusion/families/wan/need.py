@@ -1,4 +1,5 @@
-"""What a step of Wan takes of VRAM beside the weights, where our blocks compute it: `block.py` draws its tensors."""
+"""The VRAM that a step of Wan takes in addition to the weights, if our blocks compute it:
+`block.py` draws its tensors."""
 
 from __future__ import annotations
 
@@ -11,13 +12,16 @@ import torch
 from ....kernels_cuda.ops.matmul.mlp import CHUNK_BYTES
 from ...weights.storage import is_quantised
 
-UNITS = 6  # of x [batch, tokens, dim]: five in a block, and the strided x that the first block copies
-SIDE_UNITS = 3  # more where VACE's side branch has its own tensors
-SLACK = 1.05  # what the allocator cannot use between two tensors
+# Tensors of x's size [batch, tokens, dim]: five in a block, and the strided x that the first block
+# copies.
+UNITS = 6
+SIDE_UNITS = 3  # additional ones of VACE's side branch
+SLACK = 1.05  # gaps of the allocator between tensors
 
 
 def need(net: Any, shape: Sequence[int], dtype: torch.dtype) -> float | None:
-    """Bytes for a latent [batch, channels, frames, height, width]; None where stock's blocks will compute."""
+    """Bytes for a latent [batch, channels, frames, height, width]; None: stock's blocks will
+    compute."""
     if dtype is not torch.float16 or len(shape) != 5:
         return None
     tokens = shape[0] * math.prod(
@@ -29,8 +33,8 @@ def need(net: Any, shape: Sequence[int], dtype: torch.dtype) -> float | None:
 
 
 def _made_half(net: Any) -> int:
-    """Bytes of a block's two largest matrices, those of its feed-forward, as the halves that are made for its products, where the
-    file has them in another type."""
+    """Bytes of a block's two largest matrices, those of its feed-forward, as halves for its
+    products, if the file has them in another type."""
     block = next(iter(getattr(net, "blocks", ())), None)
     weights = () if block is None else (block.ffn[0].weight, block.ffn[2].weight)
     others = (weight for weight in weights if is_quantised(weight) or weight.dtype is not torch.float16)

@@ -1,4 +1,5 @@
-"""In which order Wan's blocks run: VACE has a side branch, whose blocks run behind those of the main one that they feed."""
+"""The order in which Wan's blocks run. The blocks of VACE's side branch run after those of the main
+branch that they feed."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from torch import nn
 
 
 def in_order(net: Any) -> list[tuple[str, nn.Module]]:
-    """The blocks of stock's WanModel by their names in it."""
+    """The blocks of stock's WanModel with their names in it."""
     found: list[tuple[str, nn.Module]] = []
     side = getattr(net, "vace_blocks", None) or ()
     after = getattr(net, "vace_layers_mapping", None) or {}  # main block -> block of the side branch that follows it

@@ -1,6 +1,7 @@
-"""Stock's Wan blocks, small: by these ours is judged.
+"""Small specimens of stock's Wan blocks.
 
-Both kinds of cross-attention, patches on attention, modulation of the whole video and of each frame, and VACE's side branch.
+Both kinds of cross-attention, patches on attention, one modulation for the video and one for each
+frame, and VACE's side branch.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def _specimen(name: str, build: Any, call: Any, kinds: tuple[Any, ...]) -> Speci
 
 
 def _patched(given: dict[str, Any]) -> Tensor:
-    """A node's: what it is given beside x counts, too."""
+    """A node's patch, whose result also depends on q and k."""
     x: Tensor = given["x"] * 1.1
     for name, share in (("q", 0.1), ("k", 0.3)):
         if name in given:
@@ -104,7 +105,8 @@ def _called_vace(block: Any, draw: Draw, options: Options) -> tuple[Tensor, Tens
 
 
 def _beside(draw: Draw) -> dict[str, Any]:
-    """Rotations and context. Stock's network makes the rotations so: one for each pair of a head's numbers."""
+    """Rotations and context. The rotations are made as in stock's network, one for each pair of a
+    head's numbers."""
     places = draw(1, TOKENS, scale=3.0).abs().float()
     freqs = comfy.ldm.flux.math.rope(places, SIZE, 10000).unsqueeze(2)
     return {"freqs": freqs, "context": draw(2, PICTURE + TEXT, DIM), "context_img_len": PICTURE}

@@ -23,8 +23,9 @@ NORM = re.compile(
 BESIDE = ("cap_embedder.1.weight", "final_layer.linear.weight")
 LISTS = "layers", "noise_refiner", "context_refiner"
 ENDS = "cap_embedder.0.weight", "cap_embedder.1.weight", "x_embedder.weight"
-PUBLISHED = {3840: (30, 2, 2), 2304: (26, 2, 2)}  # their blocks, by width: Z-Image, Lumina Image 2
-# By the width of a prompt's tokens.
+# Numbers of blocks, by width: Z-Image, Lumina Image 2.
+PUBLISHED = {3840: (30, 2, 2), 2304: (26, 2, 2)}
+# Text encoders by the width of a prompt's tokens.
 ENCODERS = {
     2560: "qwen_3_4b.safetensors, type lumina2,",
     2304: "gemma_2_2b_fp16.safetensors, type lumina2,",

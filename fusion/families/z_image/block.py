@@ -1,18 +1,24 @@
-"""A Z-Image block over our kernels: stock's own module, whose forward computes the whole block through our ops.
+"""A Z-Image block over our kernels: stock's module, whose forward computes the whole block through
+our ops.
 
-    x ─ RMS, x (1 + scale) ─ q k v as one product ─ RMSNorm and RoPE in place ─ attention ─ out ─ RMS, x tanh(gate), + x ─┐
-    ┌─────────────────────────────────────────────────────────────────────────────────────────────────────────────────────┘
-    └─ RMS, x (1 + scale) ─ silu(w1) x w3 in the product, a few tokens at a time ─ w2 ─ RMS, x tanh(gate), + x, in place ─ x
+    x ─ RMS, x (1 + scale) ─ q k v as one product ─ RMSNorm and RoPE in place ─ attention ─ out ─┐
+    ┌────────────────────────────────────────────────────────────────────────────────────────────┘
+    └─ RMS, x tanh(gate), + x ─┐
+    ┌──────────────────────────┘
+    └─ RMS, x (1 + scale) ─ silu(w1) x w3 in the product, a few tokens at a time ─ w2 ─┐
+    ┌──────────────────────────────────────────────────────────────────────────────────┘
+    └─ RMS, x tanh(gate), + x, in place ─ x
 
-The gain of a norm and what modulates its result are one factor for each channel, made once per block: the kernels read one row.
-Refiner blocks of the prompt have gains alone.
+The gain of a norm and the modulation of its result are one factor for each channel, made once per
+block, so that the kernels read one row. Refiner blocks of the prompt only have gains.
 
-The stream may be fp32: Lumina Image 2, and Z-Image files that stock does not trust in fp16, compute so on cards without bf16.
-Products are fp16 around it, what goes into them being normalised, and what comes out is normalised before it is added; what stock
-clamps in between, in passes of its own, saturates in the products. In fp16 the stream itself saturates, too.
+The stream may be fp32: Lumina Image 2, and Z-Image files that stock does not trust in fp16, compute
+so on cards without bf16. The products around it are fp16, because their inputs are normalised, and
+their outputs are normalised before they are added. Stock clamps values in between, in passes of its
+own; here the products saturate. In fp16 the stream itself saturates, too.
 
-x is never written to: patches between the blocks still want the one that went in. What other nodes do is honoured as in Wan's
-blocks.
+x is never written to, because patches between the blocks need a block's input. Changes by other
+nodes count as in Wan's blocks.
 """
 
 from __future__ import annotations
@@ -35,17 +41,17 @@ from ...weights.operands import operands
 from ...weights.products import gated_feed_forward, product
 
 HALF = torch.float16
-# Of the stream. Who has started ComfyUI to compute in fp32 gets that.
+# Types of the stream. Flags that make ComfyUI compute in fp32 are obeyed.
 TYPES = (HALF,) if args.force_fp32 or args.fp32_unet else (HALF, torch.float32)
-# Where stock's norms of q and k say none, it takes this.
+# Used if stock's norms of q and k give no eps, as torch does.
 EPS = torch.finfo(torch.float32).eps
 Segments = Sequence[Sequence[int]]
 Options = dict[str, Any]
 
 
 def fuse(net: nn.Module) -> int:
-    """Let the blocks of stock's NextDiT compute through our ops, under the policy that comes with each call. In place, and before
-    they are streamed. Returns how many blocks that are."""
+    """Let the blocks of stock's NextDiT compute through our ops, under the policy that comes with
+    each call. In place, and before they are streamed. Returns the number of blocks."""
     blocks = [module for module in net.modules() if type(module) is stock.JointTransformerBlock]
     for module in blocks:
         fuse_block(module, _Fused, obstacle(module))
@@ -64,7 +70,7 @@ def obstacle(block: Any) -> str | None:
 
 
 class _Fused(FusedBlock):
-    """What a block's class is mixed with: stock's signature."""
+    """Mixed into a block's class, with stock's signature."""
 
     fusestream_hand_back = HandBack("z-image block")
     fusestream_types = TYPES
@@ -93,14 +99,14 @@ class _Fused(FusedBlock):
 
 
 def parts(module: Any) -> list[list[nn.Module]]:
-    """What of a block is used together: of Z-Image in fp16 120 MiB and 225."""
+    """The parts of a block that are paged separately: 120 MiB and 225 for Z-Image in fp16."""
     modulated = [module.adaLN_modulation] if module.modulation else []
     attention = [module.attention_norm1, module.attention, module.attention_norm2, *modulated]
     return [attention, [module.ffn_norm1, module.feed_forward, module.ffn_norm2]]
 
 
 class Run(NamedTuple):
-    """Tokens that share scales and gates: [batch, dim] each, or None where a block has none."""
+    """Tokens that share scales and gates: [batch, dim] each, or None if a block has none."""
 
     tokens: slice
     scale: Tensor | None
@@ -123,7 +129,8 @@ def block(
 
     x      [batch, tokens, dim] fp16 or fp32
     freqs  rotations [1 or batch, tokens, 1, head_dim / 2, 2, 2]
-    adaln  what scales and gates are made of: [batch, width], or twice the batch, the second half for the segments `zero`
+    adaln  input of scales and gates: [batch, width], or twice the batch, with the second half for
+           the segments `zero`
     Returns a new [batch, tokens, dim].
     """
     x = x.contiguous()
@@ -142,7 +149,7 @@ def seen_by_itself(
     freqs: Tensor,
     options: Options,
 ) -> Tensor:
-    """x and what its tokens see of each other, in a new tensor."""
+    """x plus its self-attention, in a new tensor."""
     attended = self_attention(module, policy, x, among, mask, freqs, options)
     branch = product(attended, module.attention.out, policy, saturate=True)
     del attended
@@ -157,7 +164,7 @@ def seen_by_itself(
 
 
 def feed_forward_(module: Any, policy: KernelPolicy, x: Tensor, among: Sequence[Run]) -> None:
-    """What the feed-forward makes of x is added to it."""
+    """Add the feed-forward of x to x."""
     ffn = module.feed_forward
     for run in among:
         here = x[:, run.tokens]
@@ -169,7 +176,7 @@ def feed_forward_(module: Any, policy: KernelPolicy, x: Tensor, among: Sequence[
 
 
 def runs(module: Any, adaln: Tensor | None, zero: Segments | None, shape: Sequence[int]) -> Iterator[Run]:
-    """Of all tokens: those of the segments `zero`, and the others."""
+    """The runs of all tokens: those of the segments `zero`, and the others."""
     everything = slice(0, shape[1])
     if not module.modulation:
         yield Run(everything, None, None, None, None)
@@ -185,12 +192,14 @@ def runs(module: Any, adaln: Tensor | None, zero: Segments | None, shape: Sequen
 
 
 def factored(x: Tensor, norm: Any, modulation: Tensor | None, policy: KernelPolicy, *, is_gate: bool = False) -> Tensor:
-    """RMS norm of x [batch, tokens, dim], fp16: times its gain, and times 1 + a scale or the tanh of a gate, [batch, dim]."""
+    """RMS norm of x [batch, tokens, dim], as fp16: times its gain, and times 1 + a scale or the
+    tanh of a gate, [batch, dim]."""
     with operands(x.new_empty(0, dtype=HALF), policy, norm) as [own]:
         if modulation is None:
             return norm_modulate(x, weight=own.weight, eps=norm.eps, kind="rms", out_dtype=HALF, policy=policy)
         by = torch.tanh(modulation.float()) if is_gate else 1 + modulation.float()
-        # The op adds one to a scale. Its kernels read fp32 factors beside fp16 rows, and fp16 ones beside fp32 rows.
+        # The op adds one to a scale. Its kernels read fp32 factors with fp16 rows, and fp16 ones
+        # with fp32 rows.
         scale = (by * own.matrix.float() - 1)[:, None].to(torch.float32 if x.dtype is HALF else HALF)
     return norm_modulate(x, scale, eps=norm.eps, kind="rms", out_dtype=HALF, policy=policy)
 
@@ -204,7 +213,7 @@ def self_attention(
     freqs: Tensor,
     options: Options,
 ) -> Tensor:
-    """[batch, tokens, dim] fp16 of x: what its tokens see of each other, before the last product."""
+    """Self-attention of x before the last product: [batch, tokens, dim] fp16."""
     attn, (batch, tokens, _) = module.attention, x.shape
     heads, key_heads, size = attn.n_local_heads, attn.n_local_kv_heads, attn.head_dim
     qkv = x.new_empty(batch, tokens, (heads + 2 * key_heads) * size, dtype=HALF)
@@ -216,7 +225,8 @@ def self_attention(
     eps = EPS if attn.q_norm.eps is None else attn.q_norm.eps
     with operands(qkv, policy, attn.q_norm, attn.k_norm) as [of_q, of_k]:
         rms_rope_(q, k, of_q.weight, of_k.weight, freqs, eps=eps, norm="head", policy=policy)
-    if heads > key_heads:  # whatever another node puts in the attention's place is given as many of each
+    # Another node's attention gets as many keys and values as queries.
+    if heads > key_heads:
         k, v = (t.repeat_interleave(heads // key_heads, 2) for t in (k, v))
     out: Tensor = optimized_attention_masked(
         *(t.movedim(1, 2) for t in (q, k, v)), heads, mask, skip_reshape=True, transformer_options=options, **told(attn)

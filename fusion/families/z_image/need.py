@@ -1,4 +1,4 @@
-"""What a step of Z-Image takes of VRAM beside the weights, where our blocks compute it."""
+"""The VRAM that a step of Z-Image takes in addition to the weights, if our blocks compute it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ import torch
 
 from ....kernels_cuda.ops.matmul.mlp import CHUNK_BYTES
 
-UNITS = 6  # of [batch, tokens, dim] fp16: q k v, what attention sees, the normed x or the branch, and the caller's x
-STREAM = 1  # more of x, in its own type: the one that went into the block
+# Tensors [batch, tokens, dim] fp16: q k v, the attention's output, the normed x or the branch, and
+# the caller's x.
+UNITS = 6
+STREAM = 1  # one more x in its own type: the block's input
 TEXT = 512  # tokens of a prompt
-SLACK = 1.05  # what the allocator cannot use between two tensors
+SLACK = 1.05  # gaps of the allocator between tensors
 
 
 def need(net: Any, shape: Sequence[int], dtype: torch.dtype) -> float | None:
-    """Bytes for a latent [batch, channels, height, width]; None where stock's blocks will compute."""
+    """Bytes for a latent [batch, channels, height, width]; None: stock's blocks will compute."""
     if dtype not in (torch.float16, torch.float32) or len(shape) != 4:
         return None
     tokens = TEXT + math.prod(math.ceil(side / net.patch_size) for side in shape[2:])

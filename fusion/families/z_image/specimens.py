@@ -1,7 +1,8 @@
-"""Stock's Z-Image blocks, small: by these ours is judged.
+"""Small specimens of stock's Z-Image blocks.
 
-Z-Image's own, with as many keys as queries; Lumina Image 2's, with fewer and a SiLU before its modulation; those of the prompt,
-without one. Each in the types in which a stream may be ours.
+Z-Image's own, with as many keys as queries; Lumina Image 2's, with fewer and a SiLU before its
+modulation; those of the prompt, without modulation. Each in all types in which a stream may be
+ours.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def _fused(block: Any, _policy: KernelPolicy) -> int:
 
 
 def _built(draw: Draw, **kind: Any) -> Any:
-    """In a model whose stream is fp32 the weights are fp16 all the same, and stock casts them."""
+    """The weights are fp16 even if the model's stream is fp32, and stock casts them."""
     sizes = {"layer_id": 0, "dim": DIM, "n_heads": HEADS, "multiple_of": 64, "ffn_dim_multiplier": 1.5}
     settings = {"operations": draw.operations, "device": draw.device, "dtype": torch.float16}
     rest = {"n_kv_heads": HEADS, "norm_eps": 1e-5, "qk_norm": True, "operation_settings": settings}

@@ -1,1 +1,1 @@
-"""The Wan VAEs over our kernels, within a bound of memory."""
+"""The Wan VAEs over our kernels, within a memory limit."""

@@ -1,13 +1,12 @@
-"""The Wan VAEs over our kernels, within a bound of memory.
+"""The Wan VAEs over our kernels, within a memory limit.
 
 Stock's modules keep the weights; `fuse` gives them an `encode` and a `decode` of ours, with the
-same results. Two frames at a time go all the way (`vae/video_passage.py`), so what is needed does
-not grow with the length of a video; and a large frame goes in bands (`vae/video_plan.py` says why,
-and counts), so it does not grow with the size of a frame either.
+same results. Two frames at a time go all the way (`vae/video_passage.py`), so the memory does not
+grow with the length of a video. A large frame passes in bands (`vae/video_plan.py` explains and
+counts them), so it does not grow with the size of a frame either.
 
-Decoded frames leave for the host as they are ready, encoded ones come from it as they are needed:
-to VAEs that say `comfy_has_chunked_io` ComfyUI hands over a buffer on the host, or the pixels
-there.
+Decoded frames leave for the host when they are ready, pixels to encode arrive when they are needed:
+ComfyUI passes a buffer on the host, or pixels there, to VAEs with `comfy_has_chunked_io`.
 """
 
 from __future__ import annotations
@@ -35,17 +34,15 @@ from .layout import is_built_so
 from .stages import half_of, stages
 
 FRAMES_PER_LATENT = 4
-# What each half has, by whether it decodes: how the names of its weights begin.
+# Prefixes of the weights' names of each half, by whether it decodes.
 PARTS = {True: ("decoder.", "conv2."), False: ("encoder.", "conv1.")}
-# Bytes beside the one piece that a video passes through: what torch's convolutions, where they are
-# the fastest, make beside it.
+# Bytes in addition to the piece that a video passes through, for torch's convolutions if they are
+# the fastest.
 BESIDE = 96 << 20
 
 
 def patch(vae: Any) -> int:
-    """Pixels that a value of the image side stands for, along either side: Wan 2.2 folds 2x2 into
-    channels.
-    """
+    """Pixels of a value on the image side, on either side: Wan 2.2 folds 2x2 into channels."""
     return 2 if isinstance(vae, WanVAE22) else 1
 
 
@@ -53,7 +50,7 @@ def patch(vae: Any) -> int:
 
 
 def work(vae: Any, decodes: bool, shape: torch.Size | tuple[int, ...], item: int = 2) -> Work:
-    """What decoding latents, or encoding pixels, of this shape [b, c, t, h, w] takes."""
+    """The work of decoding latents, or encoding pixels, of this shape [b, c, t, h, w]."""
     *_, t, h, w = shape
     profiles = tuple(stage.profile() for stage in stages(vae.decoder if decodes else vae.encoder))
     if decodes:
@@ -64,14 +61,12 @@ def work(vae: Any, decodes: bool, shape: torch.Size | tuple[int, ...], item: int
 
 
 def weights_there(vae: Any, decodes: bool) -> int:
-    """Bytes of the weights that lie on the card meanwhile: those of one half."""
+    """Bytes of the weights on the card meanwhile: those of one half."""
     return resident_patcher.bytes_beside(vae, PARTS[not decodes])
 
 
 def hold_half(vae: Any, decodes: bool, device: torch.device) -> None:
-    """Of a VAE that is held the weights of this half lie on the device, and those of the other
-    wait.
-    """
+    """Keep only this half's weights of a held VAE on the device."""
     resident_patcher.hold_alone(vae, device, PARTS[decodes], PARTS[not decodes])
 
 
@@ -81,15 +76,14 @@ def in_use(vae: Any, limit: int, decodes: bool) -> int:
 
 
 def memory_used(vae: Any, limit: int, decodes: bool, shape: torch.Size, dtype: torch.dtype) -> int:
-    """Bytes that a decoding or encoding takes beside the weights, however many samples there are.
-    For ComfyUI to free.
-    """
+    """Bytes that a decoding or encoding takes in addition to the weights, for any number of
+    samples. ComfyUI frees so many."""
     job = work(vae, decodes, shape, dtype.itemsize)
     return with_workspaces(BESIDE + job.piece(job.cut(in_use(vae, limit, decodes))), dtype)
 
 
 def cutting_for(job: Work, vae: Any, limit: int, device: torch.device) -> Cutting:
-    """How a video keeps within the limit, and within what is free."""
+    """How a video keeps within the limit, and within the free memory."""
     within = in_use(vae, limit, job.decodes)
     if device.type == "cuda":
         free = comfy.model_management.get_free_memory(device) - BESIDE
@@ -121,8 +115,8 @@ class Fused:
     ) -> Tensor:
         """Latents [b, z, t, h, w] -> pixels [b, 3, 4 t - 3, 8 h, 8 w], 16 h and 16 w for Wan 2.2.
 
-        output_buffer  where to put them, on any device and of any type; unless given, like z
-        bands          the number of bands, unless the limit shall decide it
+        output_buffer  the destination, on any device and of any type; by default a tensor like z
+        bands          number of bands; by default the limit decides
         """
         _require_channels(self, z)
         shape = self.decode_output_shape(z.shape)
@@ -150,16 +144,17 @@ class Fused:
         """Pixels [b, 3, t, h, w] -> latents [b, z, 1 + (t - 1) // 4, h / 8, w / 8], h / 16 and w /
         16 for Wan 2.2.
 
-        x       on any device; frames beyond a multiple of 4 and one are left out, as stock does
-        device  where to compute and to leave the result; unless given, where x is
-        bands   the number of bands, unless the limit shall decide it
+        x       on any device; frames beyond a multiple of 4 plus one are left out, as stock does
+        device  of the computation and the result; by default x's
+        bands   number of bands; by default the limit decides
         """
         alone, device = device is not None, device or x.device
         job = work(self, False, x.shape, x.element_size())
         unit = 8 * patch(self)
         hold_half(self, False, device)
         cut = Cutting(1, 0)
-        if x.shape[3] % unit == 0 and x.shape[4] % unit == 0:  # as ComfyUI crops them: bands meet between two pixels
+        # ComfyUI crops pixels so; then bands meet between two latents.
+        if x.shape[3] % unit == 0 and x.shape[4] % unit == 0:
             cut = self._cut(job, bands, device)
         given = pixel_range.taken(x)
         used = 1 + (job.frames - 1) * FRAMES_PER_LATENT
@@ -174,7 +169,7 @@ class Fused:
         return torch.cat([request.served(vae.encoder, x.shape, piece, partial(one, at)) for at in range(len(x))])
 
     def _cut(self, job: Work, bands: int | None, device: torch.device) -> Cutting:
-        """bands: the number of them, where somebody wants it."""
+        """bands: their number, if the caller sets it."""
         return cutting_for(job, self, self.fusestream_limit, device) if bands is None else job.cut_into(bands)
 
     def _request(self, job: Work, cut: Cutting, device: torch.device, alone: bool) -> Request:
@@ -182,7 +177,7 @@ class Fused:
         return Request.of(self, device, most, alone)
 
     def _passage(self, job: Work, cut: Cutting, request: Request, pieces: int) -> VideoPassage:
-        """pieces: how far the bar of progress goes."""
+        """pieces: length of the progress bar."""
         half = half_of(self, job.decodes, request.policy, patch(self), remember=job.frames > 1)
         bands = job.bands(cut.bands) if cut.bands > 1 else None
         return VideoPassage(half, job, bands, cut.kept > 0, request.device, Progress(pieces, shown=request.alone))
@@ -207,13 +202,11 @@ class FusedWanVAE22(Fused, WanVAE22):
 
 
 for fused in (FusedWanVAE21, FusedWanVAE22):
-    fused.__name__ = fused.__qualname__ = "WanVAE"  # by which logs and other packs know it
+    fused.__name__ = fused.__qualname__ = "WanVAE"  # the name for logs and other packs
 
 
 def is_wan(vae: nn.Module | None) -> bool:
-    """Whether this is one of the modules that `fuse` takes: stock builds other VAEs of the same
-    classes.
-    """
+    """Whether `fuse` takes this module, because stock builds other VAEs of the same classes."""
     if not isinstance(vae, (WanVAE21, WanVAE22)) or not is_built_so(vae):
         return False
     folds = patch(vae)
@@ -221,21 +214,19 @@ def is_wan(vae: nn.Module | None) -> bool:
 
 
 def fuse(vae: Any, policy: KernelPolicy = STANDARD, limit: int = LIMIT) -> None:
-    """Let stock's WanVAE (2.1 or 2.2) compute through our ops from now on, under this policy. In
-    place.
+    """Let stock's WanVAE (2.1 or 2.2) compute through our ops, in place, under this policy.
 
-    limit: bytes of VRAM that the weights and a video on its way may take, however large it is.
+    limit: bytes of VRAM for the weights and a video of any size.
     """
-    # Another class, not attributes that know the module: those would keep it alive until a garbage
-    # collection.
+    # By another class, because attributes that refer to the module would keep it alive until a
+    # garbage collection.
     vae.__class__ = FusedWanVAE22 if isinstance(vae, WanVAE22) else FusedWanVAE21
     vae.fusestream_policy, vae.fusestream_limit = policy, limit
 
 
 def install(vae: Any, policy: KernelPolicy) -> None:
-    """Let a stock VAE object over a WanVAE compute through our ops, and free no more memory for it
-    than it takes.
-    """
+    """Let a stock VAE object over a WanVAE compute through our ops, and free only as much memory as
+    it takes."""
     fuse(vae.first_stage_model, policy, LIMIT)
     pixel_range.install(vae)
     answer(vae, memory_used)

@@ -1,13 +1,12 @@
 """The layers of the Wan VAEs, over our kernels. Stock's modules hold their weights.
 
-Convolutions read the cached frames where they lie instead of concatenating them, nothing is padded,
-the norm and its SiLU are one pass, a block's skip is added by its last convolution, and an
-upsampled image is never stored. All of it channels-last, which the first convolution of either half
-sees to.
+Convolutions read the cached frames in place instead of concatenating them, nothing is padded, the
+norm and its SiLU are one pass, a block's skip is added by its last convolution, and an upsampled
+image is never stored. Everything is channels-last from the first convolution of either half on.
 
-Weights are taken as everywhere (`operands.py`), so they may be offloaded or of another type. Where
-an op has no kernel for an input (another type than fp16, the CPU) it runs stock's computation or
-its reference, and says so in the ledger.
+Weights are taken as everywhere (`operands.py`), so they may be offloaded or of another type. If an
+op has no kernel for an input (another type than fp16, the CPU) it runs stock's computation or its
+reference, and says so in the ledger.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ from ....vae.memory_limits import channels_last, weights
 
 CACHED_FRAMES = 2
 
-# The last frames that each causal convolution has seen. None: nothing comes before, and nothing
-# will come after.
+# The last frames that each causal convolution has seen. None: there are no frames before, and none
+# will follow.
 Caches = dict[nn.Module, Tensor] | None
 
 
@@ -43,9 +42,9 @@ Caches = dict[nn.Module, Tensor] | None
 def causal_conv(
     module: Any, policy: KernelPolicy, x: Tensor, cache: Tensor | None = None, residual: Tensor | None = None
 ) -> Tensor:
-    """Stock's CausalConv3d: [b, c, t, h, w] -> [b, n, t, h, w], and `residual` on top.
+    """Stock's CausalConv3d, plus `residual`: [b, c, t, h, w] -> [b, n, t, h, w].
 
-    It has the cached frames before x, and zeros before these.
+    The cached frames precede x, and zeros precede these.
     """
     x = channels_last(x)
     with weights(module, policy, x) as (weight, bias):
@@ -53,9 +52,8 @@ def causal_conv(
 
 
 def cached_conv(module: Any, policy: KernelPolicy, x: Tensor, caches: Caches, residual: Tensor | None = None) -> Tensor:
-    """A causal convolution that finds the frames before x among the caches, and leaves x's last
-    ones there.
-    """
+    """A causal convolution that takes the frames before x from the caches, and leaves x's last ones
+    there."""
     if caches is None:
         return causal_conv(module, policy, x, residual=residual)
     x = channels_last(x)
@@ -71,7 +69,7 @@ def cached_conv(module: Any, policy: KernelPolicy, x: Tensor, caches: Caches, re
 
 
 def as_images(x: Tensor) -> Tensor:
-    """[b, c, t, h, w] -> [b t, c, h, w], a view where that can be one."""
+    """[b, c, t, h, w] -> [b t, c, h, w], a view if possible."""
     return channels_last(x.movedim(2, 1).flatten(0, 1))
 
 
@@ -81,9 +79,8 @@ def as_video(images: Tensor, batch: int) -> Tensor:
 
 
 def dense(x: Tensor) -> Tensor:
-    """A copy without gaps of rows [..., c] that are: 16 bytes at a time where they can be, and not
-    a value at a time as torch copies what lies in another order.
-    """
+    """A contiguous copy of rows [..., c]. 16 bytes at a time if rows allow it, because torch copies
+    another order value by value."""
     lanes = torch.complex128.itemsize // x.element_size()
     if x.shape[-1] % lanes or x.stride(-1) != 1 or any(step % lanes for step in (*x.stride()[:-1], x.storage_offset())):
         return x.contiguous()
@@ -93,11 +90,11 @@ def dense(x: Tensor) -> Tensor:
 def upsample(module: Any, policy: KernelPolicy, x: Tensor, caches: Caches, first: bool) -> Tensor:
     """Stock's Resample, upwards: [b, c, t, h, w] -> [b, n, t', 2 h, 2 w].
 
-    Where it doubles the frames too, t' is 2 t, but for the very first frame, which stays one.
+    If it doubles the frames, t' is 2 t, except that the very first frame stays one.
     """
     batch, c, t, height, width = x.shape
     if module.mode == "upsample3d" and not first:
-        # Of each frame's 2 c channels the first half is one frame, the second half the next.
+        # The first half of each frame's 2 c channels is one frame, the second half the next.
         both = cached_conv(module.time_conv, policy, x, caches)
         del x
         apart = both.movedim(1, -1).reshape(batch, t, height, width, 2, c).movedim(4, 2)
@@ -113,7 +110,7 @@ def upsample(module: Any, policy: KernelPolicy, x: Tensor, caches: Caches, first
 def downsample(module: Any, policy: KernelPolicy, x: Tensor, caches: Caches) -> Tensor:
     """Stock's Resample, downwards: [b, c, t, h, w] -> [b, c, t', h / 2, w / 2].
 
-    Where it halves the frames too, t' is t / 2, but for the very first frame, which stays one.
+    If it halves the frames, t' is t / 2, except that the very first frame stays one.
     """
     frames = as_images(x)
     pad, layer = module.resample
@@ -133,7 +130,7 @@ def downsample(module: Any, policy: KernelPolicy, x: Tensor, caches: Caches) -> 
 
 
 def norm_silu(module: Any, policy: KernelPolicy, x: Tensor, silu: bool = True) -> Tensor:
-    """Stock's RMS_norm over channels, and the SiLU behind it."""
+    """Stock's RMS_norm over channels, then SiLU."""
     gamma = module.gamma.to(x)
     bias = None if module.bias is None else module.bias.to(x)
     return channel_rms_silu(x, gamma, bias, silu=silu, policy=policy)
@@ -152,7 +149,8 @@ def residual_block(module: Any, policy: KernelPolicy, x: Tensor, caches: Caches)
 
 
 def attention_block(module: Any, policy: KernelPolicy, x: Tensor) -> Tensor:
-    """Stock's AttentionBlock: one head over the pixels of a frame, between two products of pixels."""
+    """Stock's AttentionBlock: one head over the pixels of a frame, between two products of
+    pixels."""
     b, c, t, h, w = x.shape
     x = channels_last(x)
     skip = x.movedim(1, -1).reshape(b * t, h * w, c)

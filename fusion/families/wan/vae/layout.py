@@ -1,9 +1,9 @@
-"""What is in a file of a Wan VAE, by name. Sizes differ, and stock reads them from the file: those
-it compares itself.
+"""The tensors in a file of a Wan VAE, by name. Sizes differ, and stock reads and compares them
+itself.
 
-Others have Wan's names: Qwen-Image 2.1's VAE has a stage more and convolutions over a single frame,
-and is for pictures alone. By these numbers they are told apart, in a file and in what stock has
-built of it.
+Other VAEs use Wan's names: Qwen-Image 2.1's has one more stage and convolutions over a single
+frame, and is for pictures only. These numbers tell them apart, in a file and in a module of
+stock's.
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ from .....memory import WeightFile
 from ....base.family import Expected
 
 STAGES = 4
-FRAMES = 3  # that a convolution sees
+FRAMES = 3  # frames that a convolution sees
 CONVOLUTIONS = ("decoder.head.2", "decoder.middle.0.residual.2", "encoder.head.2", "encoder.conv1")
 A_STAGE_MORE = re.compile(rf"(decoder\.upsamples\.{STAGES}\.upsamples|encoder\.downsamples\.{STAGES}\.downsamples)\.")
 STAGED = re.compile(
     r"decoder\.upsamples\.\d+\.upsamples\."
-)  # Wan 2.2 has a list of layers in each stage, Wan 2.1 all in one
+)  # Wan 2.2 has a list of layers in each stage, Wan 2.1 a single list
 
 
 def is_of_this_geometry(header: WeightFile) -> bool:
-    """Of a file with Wan's names. One that lacks what would tell is taken for Wan's: it is said
-    what it lacks.
-    """
+    """Whether a file with Wan's names has this geometry. A file that lacks the tensors that would
+    tell counts as Wan's, so that it is reported as incomplete."""
     found = [header.extents[f"{name}.weight"].shape for name in CONVOLUTIONS if f"{name}.weight" in header.extents]
     if any(len(shape) != 5 or shape[2] != FRAMES for shape in found):
         return False
@@ -35,7 +34,7 @@ def is_of_this_geometry(header: WeightFile) -> bool:
 
 
 def is_built_so(vae: Any) -> bool:
-    """The same of stock's module."""
+    """Whether stock's module has this geometry."""
     sides = vae.encoder.conv1, vae.encoder.head[2], vae.decoder.conv1, vae.decoder.head[2]
     return len(vae.dim_mult) == STAGES and all(conv.kernel_size[0] == FRAMES for conv in sides)
 
@@ -68,7 +67,7 @@ def _names(is_staged: bool) -> Iterator[str]:
             if stage < STAGES - 1:
                 place += 1
                 yield from _weighted(f"{names[count]}.resample.1")
-                # Time is halved in the last two of the encoder's steps, and doubled in the first
+                # Frames are halved in the last two of the encoder's steps, and doubled in the first
                 # two of the decoder's.
                 if stage != (0 if side == "encoder" else STAGES - 2):
                     yield from _weighted(f"{names[count]}.time_conv")
@@ -77,7 +76,7 @@ def _names(is_staged: bool) -> Iterator[str]:
 
 
 def _widening(side: str, is_staged: bool) -> tuple[int, ...]:
-    """The stages that begin with another width than the one before ended with."""
+    """The stages whose first width differs from the last width of the stage before."""
     if side == "encoder":
         return (1, 2)
     return (2, 3) if is_staged else (1,)

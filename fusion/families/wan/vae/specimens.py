@@ -1,6 +1,5 @@
-"""Stock's Wan VAEs, small: by these ours is judged. Videos are long enough for what convolutions
-remember to count.
-"""
+"""Small specimens of stock's Wan VAEs. Videos are long enough that the remembered frames of
+convolutions count."""
 
 from __future__ import annotations
 
@@ -53,5 +52,5 @@ def _built_22(draw: Draw) -> Any:
 
 
 def _called(ratio: int, vae: Any, draw: Draw, _options: Options) -> Any:
-    """ratio: pixels of one of its latents, along either side."""
+    """ratio: pixels of one of its latents, on either side."""
     return vae.decode(draw(1, Z, 3, 2, 1)), vae.encode(draw(1, 3, 5, 2 * ratio, ratio))

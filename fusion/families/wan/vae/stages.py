@@ -1,4 +1,4 @@
-"""The stages of a Wan VAE, as the planner's table has them (`vae/video_plan.py`) and as the passage
+"""The stages of a Wan VAE, as rows of the planner's table (`vae/video_plan.py`), and as the passage
 runs them (`video_passage.py`).
 
 A stage is some residual blocks and a resampling. Wan 2.1 has them in one flat list; Wan 2.2 has a
@@ -29,11 +29,11 @@ DupUp3D = comfy.ldm.wan.vae2_2.DupUp3D
 
 @dataclass(frozen=True)
 class Stage:
-    """Blocks at one size, and what leads to the next."""
+    """Blocks at one size, and the resampling to the next."""
 
     blocks: list[Any]
     resample: Any = None
-    shortcut: Any = None  # Wan 2.2's, round all of it
+    shortcut: Any = None  # of Wan 2.2, round the whole stage
     entry: Any = None  # the encoder's first convolution
     exit: Any = None  # the decoder's head
 
@@ -86,8 +86,7 @@ def stages(half: Any) -> list[Stage]:
 
 
 def through(stage: Stage, policy: KernelPolicy, pieces: Iterable[Tensor], cut: Cut, *, remember: bool) -> Pieces:
-    """What a stage makes of frames [b, c, t, h, w]: see `Cut` for the part of the image it hands
-    on.
+    """The output of a stage for frames [b, c, t, h, w]. cut: the part of the image to pass on.
 
     remember: whether more than one piece comes.
     """
@@ -106,7 +105,7 @@ def _compute(stage: Stage, policy: KernelPolicy, x: Tensor, caches: Caches, cut:
         x = cached_conv(stage.entry, policy, x, caches)
     skip = None
     if stage.shortcut is not None and not isinstance(stage.shortcut, DupUp3D):
-        # It is smaller than x, which need not be kept for it.
+        # It is smaller than x, so that x need not be kept for it.
         skip = stage.shortcut(cut.of(x) if stage.resample is None else cut.even(x))
     elif stage.shortcut is not None:
         skip = x
@@ -127,14 +126,14 @@ def _compute(stage: Stage, policy: KernelPolicy, x: Tensor, caches: Caches, cut:
 
 
 def add_duplicated(out: Tensor, x: Tensor, shortcut: Any, first: bool) -> Tensor:
-    """out + stock's DupUp3D of x, in place: each pixel of x, with its channels dealt out, over the
-    frames and pixels it becomes. The upsampled x is never stored. out [b, n, ft t, fs h, fs w]; of
-    the very first frame, the last only.
+    """out + stock's DupUp3D of x, in place: the channels of each pixel of x are dealt out over the
+    frames and pixels that it becomes. The upsampled x is never stored. out [b, n, ft t, fs h, fs
+    w]; for the very first frame only the last frame counts.
 
-    A value's place is frame i, row j and column k of what its pixel becomes, counted as one number.
-    A channel of the result is made of `each` channels of x, of which the first parts of that number
-    choose one: by i, or where frames stay as they are by j. So x, its channels taken apart into
-    these, is added to out, its pixels taken apart: all places in one pass.
+    The place of a value is frame i, row j and column k of its pixel's result, counted as one
+    number. A channel of the result comes from `each` channels of x, and the first parts of the
+    place choose one: i, or j if frames are not doubled. So x with its channels taken apart is added
+    to out with its pixels taken apart: all places in one pass.
     """
     over_time, over_space = shortcut.factor_t, shortcut.factor_s
     places, n = (over_time, over_space, over_space), out.shape[1]
@@ -159,7 +158,7 @@ def add_duplicated(out: Tensor, x: Tensor, shortcut: Any, first: bool) -> Tensor
 def half_of(vae: Any, decodes: bool, policy: KernelPolicy, fold: int, remember: bool) -> Half:
     """The decoder or the encoder of stock's WanVAE for one passage.
 
-    fold      pixels of the image, along either side, that are one pixel to its convolutions
+    fold      pixels of the image, on either side, that are one pixel to its convolutions
     remember  whether more than one piece comes
     """
     net = vae.decoder if decodes else vae.encoder
@@ -172,14 +171,14 @@ def half_of(vae: Any, decodes: bool, policy: KernelPolicy, fold: int, remember: 
 
 
 def before_stages(decoder: Any, policy: KernelPolicy, pieces: Iterable[Tensor], remember: bool) -> Pieces:
-    """The decoder's first convolution and its middle, whose attention sees the whole of a frame."""
+    """The decoder's first convolution and its middle, whose attention needs whole frames."""
     caches: Caches = {} if remember else None
     for x in pieces:
         yield middle(decoder.middle, policy, cached_conv(decoder.conv1, policy, x, caches), caches)
 
 
 def behind_stages(encoder: Any, policy: KernelPolicy, pieces: Iterable[Tensor], remember: bool) -> Pieces:
-    """The encoder's middle, whose attention sees the whole of a frame, and its head."""
+    """The encoder's middle, whose attention needs whole frames, and its head."""
     caches: Caches = {} if remember else None
     for x in pieces:
         yield head(encoder.head, policy, middle(encoder.middle, policy, x, caches), caches)
