@@ -1,4 +1,4 @@
-"""What a user sees in the graph.
+"""The nodes that a user sees in the graph.
 
 declare.py   a node and its inputs, declared once    graph/   a graph, read before it runs
 loaders.py   and their files: files.py               page/    between the server and the page

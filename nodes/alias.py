@@ -19,7 +19,8 @@ class Alias(ModuleType):
     """Imports names on demand, so that the server starts without them."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name not in ("__all__", "__version__"):  # Python's own questions about a module
+        # Python's own questions about a module.
+        if name.startswith("__") and name not in ("__all__", "__version__"):
             raise AttributeError(name)
         found = importlib.import_module(PUBLIC, __package__)
         if name not in ("__all__", *found.__all__):

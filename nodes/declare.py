@@ -5,7 +5,7 @@ instance. Workflows store a node's widgets by position, so fields are appended, 
 Inputs that several nodes share are declared here, each with one type and one set of values, and
 with tooltips given by the nodes.
 
-Of `fusion` only the ground floor is imported, so that the server starts without kernels.
+Only the ground floor of `fusion` is imported, so that the server starts without kernels.
 """
 
 from __future__ import annotations

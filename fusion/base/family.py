@@ -51,7 +51,7 @@ Shape = tuple[int | None, ...]  # None: a size that differs from model to model
 
 @dataclass(frozen=True)
 class Expected:
-    """What a family expects in one of its files.
+    """The expectations of a family for its files.
 
     tensors   in every sound file, by name, with their shapes; None: any shape
     faults    other faults of the file, in words that follow the file's name

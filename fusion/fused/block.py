@@ -192,7 +192,7 @@ def multiplied_by_stock(part: Any) -> bool:
 
 
 def _as_stored(part: Any) -> str | None:
-    """What our kernels cannot do with a weight as stored; None: nothing."""
+    """The reason why our kernels cannot take a weight as stored; None: they can."""
     if multiplied_by_stock(part):
         return "this card multiplies the file's quantised weights as they are"
     if getattr(part, "pre_quant_scale", None) is not None:

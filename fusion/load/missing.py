@@ -1,5 +1,5 @@
 """Whether every weight of a model came from its file. Stock only logs a missing weight, and
-computes with whatever was in memory: the picture is noise."""
+computes with the old content of memory: the picture is noise."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ MOST = 4096
 
 
 class Branch(NamedTuple):
-    """What distinguishes a branch of a graph. Branches that are equal in this count as one.
+    """The features of a branch of a graph. Branches that are equal in them count as one.
 
     policy    of its kernels; None: none of ours
     patches   stock's identity of its set of LoRAs: clones of a MODEL share it until one of them

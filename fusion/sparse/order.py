@@ -23,5 +23,6 @@ def tile_order(grid: Grid, device: torch.device, tile: Grid = TILE) -> Tensor:
     ]
     place = torch.zeros(grid, dtype=torch.int64, device=device)
     for key, size in zip(keys, (*(-(-n // side) for n, side in zip(grid, tile, strict=True)), *tile), strict=True):
-        place = place * size + key  # tiles by frame, line and column; in each of them tokens by the same
+        # Tiles by frame, line and column, and within each tile the tokens by the same.
+        place = place * size + key
     return place.flatten().argsort()

@@ -1,5 +1,5 @@
-"""What our text encoders share: which language models and which calls are ours, which tokens are
-computed, and how the token embedding is looked up."""
+"""Code shared by our text encoders: which language models and which calls are ours, which tokens
+are computed, and how the token embedding is looked up."""
 
 from __future__ import annotations
 

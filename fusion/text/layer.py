@@ -43,7 +43,8 @@ CHUNK = 2048  # tokens: 100 MB of fp32 between the first products and the attent
 
 @dataclass(frozen=True)
 class Pictures:
-    """What a prompt's pictures add to the stream after the first layers (deepstack).
+    """Features of a prompt's pictures that are added to the stream after the first layers
+    (deepstack).
 
     places  [n] int64: the tokens of a single prompt that stand for pictures
     seen    for each of the first layers [n, width] fp32
@@ -60,7 +61,7 @@ class Pictures:
 
 @dataclass(frozen=True)
 class Prompt:
-    """What all layers of one call share.
+    """Arguments shared by all layers of one call.
 
     wide              how to compute
     seen              which tokens are computed and seen
@@ -103,7 +104,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class Next:
-    """What all layers share of one more token.
+    """Arguments shared by all layers for one more token.
 
     wide      how to compute
     cos, sin  [places, head / 2] fp32, for each place that the cache has

@@ -1,4 +1,4 @@
-"""What the layers of a language model share for one prompt, or why stock computes it."""
+"""Arguments shared by the layers of a language model for one prompt, or why stock computes it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Taps = int | list[int] | str | None  # stock's `intermediate_output`
 def prompt_of(
     stack: Any, x: Tensor | None, attention_mask: Tensor | None, taps: Taps, others: Mapping[str, Any]
 ) -> Prompt | str:
-    """What the layers share, or why stock must compute this call, in words a user understands."""
+    """The shared arguments, or why stock must compute this call, in words a user understands."""
     asked = sorted(name for name, value in others.items() if value is not None and name not in UNUSED | OF_PICTURES)
     if WRITES in asked:
         return "it writes text, word by word, in a way that is not known here"
@@ -69,7 +69,7 @@ def table_of(stack: Any, positions: Tensor | None, x: Tensor, tokens: int) -> tu
 
 
 def pictures_of(x: Tensor, marks: Tensor | None, seen: Sequence[Tensor] | None) -> Pictures | str | None:
-    """What the pictures of a prompt add, or why that is left to stock. marks: [1, tokens] bool,
+    """The features of a prompt's pictures, or why that is left to stock. marks: [1, tokens] bool,
     true where a token stands for a picture."""
     if marks is None or not seen:
         return None

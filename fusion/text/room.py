@@ -1,4 +1,4 @@
-"""What ComfyUI is to keep free of the weights of a text encoder that can write.
+"""The memory that ComfyUI has to keep free for a text encoder that can write.
 
 ComfyUI keeps the same amount for any computation, and does not foresee the keys and values of a
 text. They would lie in what it keeps for the desktop, or weights would have to leave for them at

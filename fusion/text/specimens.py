@@ -1,5 +1,5 @@
-"""What the specimens of language models share: stock's encoder around a small one, what is read of
-it, and what it writes.
+"""Code shared by the specimens of language models: stock's encoder around a small one, what is read
+of it, and what it writes.
 
 A text is written twice: by the likeliest token with penalties for repetition, and by the seed among
 tokens that are nearly alike. So neither depends on the last digits of the layers' output, which

@@ -169,7 +169,7 @@ class FusedStack:
 
 
 def encoded(stack: Any, prompt: Prompt, x: Tensor, taps: Taps, norms_taps: bool) -> tuple[Tensor | None, Tensor | None]:
-    """What `encode` returns, replayed as a graph where that pays."""
+    """The result of `encode`, replayed as a graph where that pays."""
 
     def body(prompt: Prompt, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
         return encode(stack, prompt, x, taps, norms_taps)
@@ -218,8 +218,8 @@ def encode(stack: Any, prompt: Prompt, x: Tensor, taps: Taps, norms_taps: bool) 
 
 
 def places(count: int, taps: Taps) -> tuple[Sequence[int], int | None]:
-    """Where the stream is tapped: before these layers (`count`: after the last norm), or after
-    one."""
+    """The places where the stream is tapped: before these layers (`count`: after the last norm), or
+    after one."""
     if taps is None:
         return (), None
     if isinstance(taps, str):

@@ -132,7 +132,8 @@ class Writes:
 
 
 def _prompt_of(network: Any, x: Tensor, dtype: torch.dtype | None, others: Mapping[str, Any]) -> Prompt | str:
-    """What the layers share of the prompt, or why stock must write, in words a user understands."""
+    """The layers' arguments for the prompt, or why stock must write, in words a user
+    understands."""
     if len(x) > 1:
         return "several texts are written at once"
     if dtype is not None:

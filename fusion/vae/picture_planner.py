@@ -183,7 +183,7 @@ def _kept(way: Way, keeps: Sequence[Keeps]) -> tuple[frozenset[int], frozenset[i
 
 
 class Outline:
-    """What follows from the choice of kept pictures, for bands of any size.
+    """The consequences of a choice of kept pictures, for bands of any size.
 
     numbers   of the passes, in order
     filled    blocks' results whose shortcuts are made together with the pictures before them,

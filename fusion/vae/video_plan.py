@@ -11,7 +11,7 @@ frame of 96 channels has 177 MB, and Wan 2.1's decoder has seven such convolutio
     waiting                      4 x     88 MB = 0.35 GB     four frames between two stages
                                                = 5.7 GB
 
-None of it can be left out or shrunk: recomputing the remembered frames would mean fourteen frames
+It cannot be left out or shrunk: recomputing the remembered frames would mean fourteen frames
 at each step, and copying them out and in would take longer than computing. But all of it is
 proportional to the part of the frame that passes. So a large frame passes in bands, each through
 all frames before the next begins. This is exact: a band enters each stage with as many more rows or

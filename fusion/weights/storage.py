@@ -33,7 +33,8 @@ READ_BY_TO_HALF = (torch.bfloat16, torch.float32, *FP8)
 READ_BY_FEW_ROWS = {
     torch.float16: "F16", torch.bfloat16: "BF16", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
 }  # fmt: skip
-LOOKED_UP = (torch.float16, torch.bfloat16, torch.float32)  # types of a table whose rows `index_select` picks
+# Types of tables whose rows `index_select` picks.
+LOOKED_UP = (torch.float16, torch.bfloat16, torch.float32)
 
 
 class StoredRows(NamedTuple):

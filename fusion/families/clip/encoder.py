@@ -45,7 +45,7 @@ IN_PRODUCTS: dict[int, Activation] = {
 
 @dataclass(frozen=True)
 class Prompt:
-    """What all layers of one call share.
+    """Arguments shared by all layers of one call.
 
     wide     how to compute
     visible  [batch, 1, tokens, tokens] bool: which keys a query sees; None: all up to its own

@@ -12,7 +12,8 @@ from ...text.layout import (
 )
 
 ROOT = "model."
-SEEING = ("visual.", "vision_model.", "model.visual.")  # Qwen3-VL: pictures, and positions in three dimensions
+# Prefixes of Qwen3-VL: pictures, and positions in three dimensions.
+SEEING = ("visual.", "vision_model.", "model.visual.")
 SOUNDING = ("model.audio_decoder.",)  # MiniMax Music 3, whose tables of words are different
 
 

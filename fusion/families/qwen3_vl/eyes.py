@@ -50,7 +50,7 @@ SERVED = (64, 96, 128)  # heads that the attention has kernels for
 
 @dataclass(frozen=True)
 class Sight:
-    """What all blocks of one call share.
+    """Arguments shared by all blocks of one call.
 
     wide      how to compute
     cos, sin  [patches, head / 2] fp32

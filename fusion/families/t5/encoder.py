@@ -68,7 +68,7 @@ ACTIVATIONS: dict[int, Activation] = {
 
 @dataclass(frozen=True)
 class Prompt:
-    """What all blocks of one call share.
+    """Arguments shared by all blocks of one call.
 
     wide     how to compute
     seen     which tokens are computed and seen
@@ -152,7 +152,7 @@ class FusedStack:
 def encoded(
     stack: Any, prompt: Prompt, x: Tensor, intermediate_output: int | None, final_layer_norm_intermediate: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """What `encode` returns, replayed as a graph where that pays."""
+    """The result of `encode`, replayed as a graph where that pays."""
 
     def body(prompt: Prompt, x: Tensor) -> tuple[Tensor, Tensor | None]:
         return encode(stack, prompt, x, intermediate_output, final_layer_norm_intermediate)
@@ -201,8 +201,8 @@ def obstacle(stack: Any, x: Tensor, attention_mask: Tensor | None) -> str | None
 
 
 def prompt_of(stack: Any, wide: Wide, x: Tensor, attention_mask: Tensor | None) -> Prompt | None:
-    """What the blocks share. None: a prompt has no visible token, and its output counts, so stock
-    averages over all."""
+    """The blocks' shared arguments. None: a prompt has no visible token, and its output counts, so
+    stock averages over all."""
     found = seen(x, attention_mask, trims=stack.fusestream_trims)
     if found.visible is not None and not stack.fusestream_trims and not bool(found.visible.any(1).all()):
         return None

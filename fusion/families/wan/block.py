@@ -302,7 +302,7 @@ def _attend_kept(q: Tensor, k: Tensor, v: Tensor, heads: int, options: Options, 
 
 
 def _depends(policy: KernelPolicy, context_img_len: int | None) -> Hashable:
-    """What keys and values depend on, in addition to the context and the weights."""
+    """All that keys and values depend on, except the context and the weights."""
     matmul = torch.backends.cuda.matmul
     return policy, context_img_len, *(getattr(matmul, name, None) for name in SWITCHES)
 

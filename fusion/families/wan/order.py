@@ -12,7 +12,8 @@ def in_order(net: Any) -> list[tuple[str, nn.Module]]:
     """The blocks of stock's WanModel with their names in it."""
     found: list[tuple[str, nn.Module]] = []
     side = getattr(net, "vace_blocks", None) or ()
-    after = getattr(net, "vace_layers_mapping", None) or {}  # main block -> block of the side branch that follows it
+    # Block of the main branch -> block of the side branch that follows it.
+    after = getattr(net, "vace_layers_mapping", None) or {}
     for i, module in enumerate(net.blocks):
         found.append((f"blocks.{i}", module))
         if i in after:

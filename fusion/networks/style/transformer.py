@@ -146,7 +146,7 @@ class _InBands:
     def __init__(self, net: TransformerNet, policy: KernelPolicy) -> None:
         self.net, self.policy = net, policy
         layers = {name: net.get_submodule(name) for name in ("conv1", "conv2", "deconv2", "deconv3")}
-        # Of the layers before `fuse` replaces them.
+        # Made of the layers before `fuse` replaces them.
         self.bare = {name: FusedConvNormAct2d.of(layer.conv2d, policy=policy) for name, layer in layers.items()}  # type: ignore[arg-type]
         self.norms = {"in1": net.in1, "in5": net.in5}
 
