@@ -47,8 +47,8 @@ class Passage:
         self._moments: dict[int, Tensor] = {}
 
     def run(self, leave: Leave | None = None) -> Tensor | None:
-        """Run all passes. leave: receives the first row, the last, and the rows that leave; None:
-        the last picture is returned, whole."""
+        """Run all passes. leave(first, last, rows): receives the rows that leave, `last` excluded;
+        None: the last picture is returned, whole."""
         way = self._way
         self._layers.ready(self._dtype, self._device)
         if way.pictures[0].normed:
@@ -102,7 +102,7 @@ class Passage:
             leave(first, last, self._layers.last(conv, box.pop(), low == first, high == last))
 
     def _bands(self, height: int, each: Pass) -> Iterator[tuple[int, int]]:
-        """The first and the last row of each band, checking for interrupts and moving the bar."""
+        """The rows of each band, as a span; checks for interrupts, and moves the bar."""
         for band in by_rows(height, each.rows):
             comfy.model_management.throw_exception_if_processing_interrupted()
             yield band

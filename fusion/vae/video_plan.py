@@ -59,8 +59,7 @@ class Cut:
         return x if self.span is None else x.narrow(self.dim, self.span[0], self.span[1] - self.span[0])
 
     def even(self, x: Tensor) -> Tensor:
-        """That part of x, cut to an even length for a layer that halves it: a pixel less if a
-        convolution reached beyond the image."""
+        """That part of x as the input of a halved output: one pixel less if its size is odd."""
         x = self.of(x)
         return x if self.span is None else x.narrow(self.dim, 0, x.shape[self.dim] // 2 * 2)
 
