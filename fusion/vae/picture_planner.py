@@ -111,8 +111,9 @@ class _Reckoning:
 # ------------------------------------------------------------------------------------------------------------- choosing
 
 # Which pictures of a stage are kept: its first, those within blocks, the blocks' results except the
-# last, the last. `over`: if a block widens and its input is not kept, the shortcut's output is made
-# first, and the result overwrites the picture within the block instead of having memory of its own.
+# last, the last. `over`: if a block widens and its input is not kept, its result overwrites the
+# picture within the block. Otherwise it has memory of its own, into which the shortcut's output is
+# written first.
 Inner = Literal["over"] | bool
 Keeps = tuple[bool, Inner, bool, bool]
 DECODING: tuple[Keeps, ...] = (

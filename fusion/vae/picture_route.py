@@ -59,8 +59,7 @@ class Route:
         return 1 if self.banded is None else self.banded.plan.bands
 
     def decode(self, request: Request, x: Tensor, put: Leave, progress: Progress) -> None:
-        """Decode a latent [1, z, h, w]. put: receives first row, last row and these rows of
-        pixels."""
+        """Decode a latent [1, z, h, w]. put(first, last, rows): receives rows of pixels."""
         # In a box that is emptied, because a reference that outlives its use costs hundreds of
         # megabytes for a large picture.
         box = [channels_last(x)]
