@@ -208,7 +208,7 @@ class KernelsNode(Node):
 
 
 class ModelKernels(KernelsNode):
-    """For a diffusion model."""
+    """The Kernels node of a diffusion model."""
 
     about = About(
         "Kernels",
@@ -235,7 +235,7 @@ class ModelKernels(KernelsNode):
 
 
 class TextEncoderKernels(KernelsNode):
-    """For a text encoder."""
+    """The Kernels node of a text encoder."""
 
     about = About(
         "Text Encoder Kernels",
@@ -262,7 +262,7 @@ class TextEncoderKernels(KernelsNode):
 
 
 class VAEKernels(KernelsNode):
-    """For a VAE."""
+    """The Kernels node of a VAE."""
 
     about = About(
         "VAE Kernels",

@@ -142,7 +142,7 @@ class ApplyStyle(Node):
 
 
 class FuseNode(Node):
-    """For an upscale model, a background remover, a detector or a depth model."""
+    """The Fuse node, for an upscale model, a background remover, a detector or a depth model."""
 
     about = About(
         "Fuse",

@@ -160,7 +160,7 @@ class Compare(Node):
 
 
 def as_image(picture: Image) -> Any:
-    """As an IMAGE [1, height, width, 3] in fp32."""
+    """The picture as an IMAGE [1, height, width, 3] in fp32."""
     import numpy  # noqa: PLC0415
     import torch  # noqa: PLC0415
 

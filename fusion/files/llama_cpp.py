@@ -70,8 +70,8 @@ QWEN = Names(
 
 
 def renaming(header: WeightFile) -> Callable[[str], str] | None:
-    """From a language model's names to stock's; None: the file is not llama.cpp's, or a family
-    knows its names. Raises `WrongFile` if more than names differs."""
+    """The renaming from a language model's names to stock's; None: the file is not llama.cpp's, or
+    a family knows its names. Raises `WrongFile` if more than names differs."""
     if not header.values:  # no GGUF file
         return None
     architecture = header.values.get(ARCHITECTURE)

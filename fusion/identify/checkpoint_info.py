@@ -125,8 +125,8 @@ class CheckpointInfo:
 
     @property
     def rename(self) -> Rename | None:
-        """From the file's names to stock's, if the family knows a layout that stock does not; else
-        None."""
+        """The renaming from the file's names to stock's, if the family knows a layout that stock
+        does not; else None."""
         return None if self.family is None or self.family.renames is None else self.family.renames(self.header)
 
     def borrowed(self, others: Sequence[str]) -> Mapping[str, torch.Tensor]:

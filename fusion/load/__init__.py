@@ -1,4 +1,4 @@
-"""From a file to stock's MODEL, CLIP and VAE.
+"""The loaders: from a file to stock's MODEL, CLIP and VAE.
 
 request.py       file and settings
 common.py        whether it streams or is stock's

@@ -1,1 +1,1 @@
-"""Between the server and the page: a run's messages, the page's requests, the user's files."""
+"""The traffic between server and page: a run's messages, the page's requests, the user's files."""

@@ -9,7 +9,7 @@
     enc.blk.{i}.ffn_up, ffn_down             encoder.block.{i}.layer.1.DenseReluDense.wi_1, .wo
     enc.output_norm                          encoder.final_layer_norm
 
-In an encoder without gates `ffn_up` is `wi`. Matrices are not transposed against transformers.
+In an encoder without gates `ffn_up` is `wi`. Matrices have the orientation of transformers.
 """
 
 from __future__ import annotations
@@ -43,5 +43,5 @@ def is_llama_cpps(header: WeightFile) -> bool:
 
 
 def renaming(header: WeightFile) -> Rename:
-    """From this file's names to stock's."""
+    """The renaming from this file's names to stock's."""
     return GATED if any(GATE.fullmatch(name) for name in header.extents) else UNGATED
