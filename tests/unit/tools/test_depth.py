@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-pytest_plugins = ["pytester"]
-TESTS = """
 import pytest
 
 from bed import depth
+
+pytest_plugins = ["pytester"]
+TESTS = """
+import pytest
 
 def test_plain(): pass
 
