@@ -204,9 +204,8 @@ class FusedBlock:
     """Mixed into a block's class, by a family's subclass."""
 
     fusestream_hand_back: HandBack
-    fusestream_types: Container[torch.dtype] = (
-        torch.float16,
-    )  # of its input; fp32 for a block whose products alone are fp16
+    # The types of its input; fp32 for a block whose products alone are fp16.
+    fusestream_types: Container[torch.dtype] = (torch.float16,)
 
     def fusestream_in_parts(self) -> Sequence[Sequence[nn.Module]]:
         """Groups of the block's modules that are used one after another, each through calls of its

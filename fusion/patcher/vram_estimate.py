@@ -34,11 +34,9 @@ from ..stream import vram_pool
 
 # Bytes of a small piece: 2300 tokens of 14B, which still fill a large card.
 SMALL_PIECES = 64 * 2**20
-CHANCES = (
-    # Steps of a sampling that may compute prompts apart while kernels are being chosen, before all
-    # steps do.
-    2
-)
+# Steps of a sampling that may compute prompts apart while kernels are being chosen, before all steps
+# do.
+CHANCES = 2
 # Bytes of the card that a step leaves free if it can: for the desktop, and for code that the driver
 # loads.
 RESERVE = 19 * 2**26
@@ -80,9 +78,8 @@ class Reckoning:
         self.is_batching = False  # whether stock is asking which prompts to batch
         # Elements of a latent from which on a step ran out of VRAM with the reserve left free.
         self.tight = math.inf
-        self.others: Sequence[
-            Reckoning
-        ] = ()  # of other cards' models, while stock asks for a sampling with all of them
+        # Those of other cards' models, while stock asks for a sampling with all of them.
+        self.others: Sequence[Reckoning] = ()
         self.failed = 0  # elements of the latent for which nothing that yields made enough room
         # Elements of the prompts' latents together from which on this sampling computes prompts
         # apart.

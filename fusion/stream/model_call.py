@@ -2,11 +2,11 @@
 
 Stock hands a wrapper the rest of the chain, and the arguments as its caller wrote them: by place or
 by name. Here they have names. Three are around each call, put there when a model is loaded
-(`load_streamed_diffusion_model`), the outermost first, so that the others see one try at a time:
+(`load/diffusion.py`), the outermost first, so that the others see one try at a time:
 
-    patcher/vram_retry.py     measures what a step needs of VRAM, and tries again where it was too little
-    patcher/call_log.py writes down under what a call ran that ended
-    progress.py moves the sampler's bar while the weights come for the first time
+    patcher/vram_retry.py   measures the VRAM that a step needs, and tries again after an error
+    patcher/call_log.py     notes the settings under which a finished call ran
+    stream/progress.py      moves the sampler's bar while the weights come for the first time
 """
 
 from __future__ import annotations

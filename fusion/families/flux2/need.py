@@ -11,9 +11,9 @@ import torch
 
 from ....kernels_cuda.ops.matmul.mlp import CHUNK_BYTES
 
-UNITS = (
-    6  # of x [batch, tokens, dim] in a single block: x, q k v, the room for the attention, the normed x or what is seen
-)
+# Tensors of the size of x [batch, tokens, dim] in a single block: x, q k v, the attention's room, and
+# the normed x or the attention's output.
+UNITS = 6
 TEXT = 512  # tokens of a prompt for Flux.2 and most of Flux.1
 SLACK = 1.05  # gaps of the allocator between tensors
 
