@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ..kernels_cuda import KernelPolicy
     from ..kernels_cuda.policy import Mode, Precision
     from .base.errors import WrongFile
-    from .fused.block import all_off
+    from .base.policy import all_off
     from .identify.checkpoint_info import inspect_file
     from .load.checkpoint import beside_the_model, load_checkpoint
     from .load.diffusion import load_diffusion_model
@@ -39,7 +39,7 @@ HOMES = {
     "Mode": "..kernels_cuda.policy",
     "Precision": "..kernels_cuda.policy",
     "WrongFile": ".base.errors",
-    "all_off": ".fused.block",
+    "all_off": ".base.policy",
     "beside_the_model": ".load.checkpoint",
     "inspect_file": ".identify.checkpoint_info",
     "load_checkpoint": ".load.checkpoint",

@@ -61,12 +61,10 @@ def laid_out(
         relative[name] = at, at + nbytes
         at = _aligned(at + nbytes)
     head = MAGIC + struct.pack("<IQQ", VERSION, len(tensors), len(entries))
-    for name, value in entries.items():
-        try:
-            head += _text(name) + _value(value)
-        except (struct.error, OverflowError) as error:
-            raise NotWritten(f"{path}: GGUF cannot hold {name} = {value!r} in its metadata ({error}).") from error
-    head += b"".join(described)
+    try:
+        head += b"".join(_text(name) + _value(value) for name, value in entries.items()) + b"".join(described)
+    except (struct.error, OverflowError) as error:
+        raise NotWritten(f"{path}: GGUF cannot hold a number of its metadata, {dict(values)} ({error}).") from error
     begin = _aligned(len(head))
     places = {name: (begin + start, begin + end) for name, (start, end) in relative.items()}
     return head.ljust(begin, b"\0"), places, begin + at

@@ -11,7 +11,7 @@ import torch
 from ...kernels_cuda import KernelPolicy, KernelRefused
 from ..base.family import Family
 from ..base.other_cards import lacks
-from ..fused.block import all_off
+from ..base.policy import all_off
 from .aside import Raised, step_aside
 from .verdicts import verdict
 

@@ -15,8 +15,8 @@ from ..base.card_rates import (
 )
 from ..base.cost import Cost
 from ..base.family import Family, Role
+from ..base.policy import policy_on
 from ..families import FAMILIES
-from ..fused.block import policy_of_model
 from ..fused.quality import (
     AsStored,
     as_stored,
@@ -151,7 +151,7 @@ class _Case:
         self.card: Card | None = card_of(model.load_device)
         self.net = model.model.diffusion_model
         self.family = _family(self.stream.family)
-        policy = policy_of_model(model)
+        policy = policy_on(model)
         is_off = policy is None or policy.is_off or self.family is None
         self.who = STOCK if is_off or policy is None else rates_of_policy(model, policy)
         self.has_int8 = not is_off and policy is not None and as_stored(model, policy) is AsStored.INT8

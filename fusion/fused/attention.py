@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...kernels_cuda import KernelPolicy, attention
 from ...kernels_cuda.ops.attention.attention import HEADS
-from ..base.hooks import POLICY
+from ..base.policy import put_on
 from . import named_attention
 from .block import HandBack, wrong_type
 
@@ -149,7 +149,6 @@ def for_heads(policy: KernelPolicy, size: int) -> KernelPolicy:
 def install(model: Any, policy: KernelPolicy) -> None:
     """Put the override into a stock MODEL (a `ModelPatcher`), and the policy where its blocks find
     it. Clones of the model carry both; other models do not see them."""
-    options = model.model_options.setdefault("transformer_options", {})
+    options = put_on(model, policy)
     options[HOOK] = AttentionOverride(policy)
-    options[POLICY] = policy
     named_attention.attach(options, HOOK)

@@ -1,8 +1,6 @@
 """Who computes a block: our ops, or stock's own forward.
 
-Three questions, each answered in one place. Under which policy? A MODEL's is in its
-`transformer_options`, of which every clone has its own; a text encoder's or a VAE's is an attribute
-of the network, which a clone replaces by an object patch (`POLICY` in both). Is the call ours? That
+Three questions, each answered in one place. Under which policy? `base/policy.py`. Is the call ours? That
 depends on the input's type, on how the file's weights are stored, and on what other nodes have done
 to the block since it was fused (`Parts`). And if it is not ours? Stock computes, the reason goes to
 the ledger once, and under the policy `on` it is an error (`HandBack`).
@@ -10,7 +8,7 @@ the ledger once, and under the policy `on` it is an error (`HandBack`).
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from itertools import chain, repeat
 from operator import contains, is_, methodcaller
 from typing import Any
@@ -21,33 +19,14 @@ from torch import Tensor, nn
 
 from ...kernels_cuda import LEDGER, KernelPolicy, KernelRefused
 from ...kernels_cuda.ops.views.checks import word
-from ..base.hooks import BLOCK_PARTS, POLICY, STREAMED
+from ..base.hooks import BLOCK_PARTS, STREAMED
+from ..base.policy import policy_of
 from ..base.subclassing import mix
 from ..stream.text_kv import OfText
 from ..weights.storage import INT8_LAYOUT
 from .named_attention import another_is_preferred
 
 VALUES: Any = methodcaller("values")
-
-# -------------------------------------------------------------------------------------------------------------- policies
-
-
-def policy_of(options: Mapping[str, Any]) -> KernelPolicy | None:
-    """The policy of a call with these transformer_options; None: it has none of ours."""
-    found: KernelPolicy | None = options.get(POLICY)
-    return found
-
-
-def policy_of_model(model: Any) -> KernelPolicy | None:
-    """The policy under which a stock MODEL will be called; None: it has none of ours."""
-    return policy_of(model.model_options.get("transformer_options", {}))
-
-
-def all_off(policy: KernelPolicy, ops: Iterable[str] | None = None) -> bool:
-    """Whether all of these ops are off; None: all ops, which needs the default to be off and no
-    exception."""
-    return policy.is_off if ops is None else all(policy.mode(op) == "off" for op in ops)
-
 
 # ---------------------------------------------------------------------------------------------------------- handing back
 

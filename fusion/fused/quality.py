@@ -16,10 +16,11 @@ from typing import Any
 from ...kernels_cuda import KernelPolicy
 from ..base import card_rates
 from ..base.hooks import STREAM
+from ..base.policy import policy_on
 from ..stream.block_stream import BlockStream
 from ..weights.int8_weights import multiplies_bytes
 from ..weights.storage import INT8_LAYOUT
-from .block import multiplied_by_stock, policy_of_model
+from .block import multiplied_by_stock
 
 FLOAT8 = ("F8_E4M3", "F8_E5M2")
 
@@ -45,7 +46,7 @@ class AsStored(Enum):
 def resolved(model: Any) -> AsStored | None:
     """The meaning of `auto` for a stock MODEL; None: it has another quality, or no policy of
     ours."""
-    policy = policy_of_model(model)
+    policy = policy_on(model)
     if policy is None or policy.is_off or policy.precision != "auto":
         return None
     return as_stored(model, policy)

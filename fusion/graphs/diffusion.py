@@ -18,9 +18,10 @@ from comfy_api.torch_helpers.torch_compile import COMPILE_KEY
 from torch import nn
 
 from ..base.hooks import NETWORK_GRAPHS, NETWORK_METHODS, NETWORK_PARTS
+from ..base.policy import policy_of
 from ..base.subclassing import mix
 from ..fused.attention import HOOK, AttentionOverride
-from ..fused.block import Parts, policy_of
+from ..fused.block import Parts
 from ..stream.block_stream import BlockStream
 from .calls import Graphs
 from .guard import Methods, own_values

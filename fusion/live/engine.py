@@ -24,7 +24,7 @@ from ...kernels_cuda import STANDARD, KernelPolicy
 from ..base import notices, other_cards
 from ..base.errors import WrongInput
 from ..base.hooks import LAST_LIVE, LIVE_VAE
-from ..fused.block import policy_of_model
+from ..base.policy import policy_on
 from .change import difference, new_parts, reduced
 from .lanes import Handed, Lanes, Ran, lanes_for
 from .pictures import Pictures, fitted, to_floats
@@ -115,7 +115,7 @@ def _with_first(first: Tensor, others: Iterator[Tensor | None]) -> Iterator[Tens
 
 def _policy(model: Any) -> KernelPolicy:
     """The model's policy; for a model from stock's loaders, the default of our loaders."""
-    return policy_of_model(model) or other_cards.policy_for(model.load_device, STANDARD)
+    return policy_on(model) or other_cards.policy_for(model.load_device, STANDARD)
 
 
 def _refuse(model: Any) -> None:

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ...gpu.graphs import RECORDER, Recorder
-from ...kernels_cuda import KernelPolicy
-from ..base.hooks import POLICY, ROOM
+from ..base.hooks import ROOM
+from ..base.policy import network_policy
 from ..graphs.calls import Graphs
 from ..graphs.resident import ResidentModel
 
@@ -36,7 +36,7 @@ class Pictures:
     def begin(self, nbytes: int) -> None:
         """Prepare for many frames. nbytes: device bytes that were asked for in addition to the
         weights, which are there."""
-        policy: KernelPolicy | None = getattr(self._module, POLICY, None)
+        policy = network_policy(self._module)
         if policy is None or policy.is_off:
             return  # stock computes
         if hasattr(self._module, ROOM):

@@ -18,11 +18,11 @@ from ...kernels_cuda import STANDARD, KernelPolicy
 from ...kernels_cuda.ops.views.checks import word
 from ...memory import Checkpoint
 from ..base.family import Family, Role
+from ..base.policy import all_off
 from ..compatibility import families as compatibility
 from ..compatibility.variants import leave_unknown
 from ..files.completeness import naming
 from ..fused import attention
-from ..fused.block import all_off
 from ..graphs import diffusion
 from ..identify.checkpoint_info import look_at
 from ..patcher import call_log, cards, conditions, vram_retry

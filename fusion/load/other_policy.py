@@ -13,7 +13,6 @@ A VAE of ComfyUI has no `clone`. A shallow copy with a clone of its patcher serv
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import comfy.model_management
@@ -22,7 +21,7 @@ from comfy.utils import set_attr
 
 from ...kernels_cuda import STANDARD, KernelPolicy, check_policy
 from ..base.family import Family, Role
-from ..base.hooks import POLICY
+from ..base.policy import places_in
 from ..compatibility import families as compatibility
 from ..families import FAMILIES
 from ..fused import attention
@@ -55,13 +54,13 @@ def text_encoder_under(clip: Any, policy: KernelPolicy) -> Any:
     check_policy(policy)
     model = clip.cond_stage_model
     found: list[Family] = []
-    if not list(_switched(model)):
+    if not list(places_in(model)):
         found = _concerned(Role.TEXT, model, comfy.model_management.text_encoder_device())
         for family in found:
             family.fuse(model, STANDARD)
-        for name in _switched(model):
+        for name in places_in(model):
             set_attr(model, name, TORCHS)
-    if not list(_switched(model)) and not _all_aside(found, policy):
+    if not list(places_in(model)) and not _all_aside(found, policy):
         known = " or ".join(family.name for family in FAMILIES if family.role is Role.TEXT)
         raise NotOurs(
             f"This CLIP has no {known} encoder, and FuseStream has kernels for no other. Connect one that has."
@@ -73,7 +72,7 @@ def vae_under(vae: Any, policy: KernelPolicy) -> Any:
     """A copy of a stock VAE, over the same weights, that computes under this policy."""
     check_policy(policy)
     model = vae.first_stage_model
-    if not list(_switched(model)):
+    if not list(places_in(model)):
         found = _concerned(Role.VAE, model, comfy.model_management.vae_device())
         if not _all_aside(found, policy):
             raise NotOurs(
@@ -89,7 +88,7 @@ def vae_under(vae: Any, policy: KernelPolicy) -> Any:
 def _switched_to(policy: KernelPolicy, clone: Any, model: Any) -> Any:
     """A clone of a CLIP or VAE, switched to this policy. model: shared by the clone and the
     original."""
-    for name in _switched(model):
+    for name in places_in(model):
         clone.patcher.add_object_patch(name, policy)
     return clone
 
@@ -104,10 +103,3 @@ def _all_aside(families: list[Family], policy: KernelPolicy) -> bool:
     """Whether a network is ComfyUI's because its code changed. Then the graph goes on without us,
     unless the policy insists."""
     return policy.default != "on" and bool(families) and all(family.aside is not None for family in families)
-
-
-def _switched(model: Any) -> Iterator[str]:
-    """The names of the policies of a model's networks, including those that are object patches."""
-    for path, module in model.named_modules():
-        if POLICY in module.__dict__:
-            yield f"{path}.{POLICY}" if path else POLICY

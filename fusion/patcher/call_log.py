@@ -14,7 +14,7 @@ from uuid import UUID
 
 from ...kernels_cuda import KernelPolicy
 from ..base.hooks import CALLS, CALLS_WRAPPER
-from ..fused.block import policy_of
+from ..base.policy import policy_of
 from ..sparse.model import sparse_of
 from ..sparse.settings import Settings
 from ..stream.model_call import ModelCall, wrap

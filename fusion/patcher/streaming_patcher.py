@@ -26,7 +26,7 @@ from torch import nn
 
 from ..base.errors import NotWhileStreaming
 from ..base.hooks import RECKONING, REST, STREAM
-from ..fused.block import policy_of_model
+from ..base.policy import policy_on
 from ..stream.block_stream import BlockStream
 from ..weights import channels_last
 from ..weights.patches import with_hooked
@@ -225,7 +225,7 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
     def _set_patches(self) -> None:
         """Give the stream this patcher's patches. If `linear`, or all kernels, are off, LoRAs are
         added in stock's steps, too."""
-        policy = policy_of_model(self)
+        policy = policy_on(self)
         one_pass = policy is not None and policy.mode("linear") != "off"
         patches = with_hooked(self.patches, self._hooked)
         self.stream.set_patches(patches, one_pass=one_pass, uuid=self.patches_uuid)

@@ -20,7 +20,7 @@ from ...memory.host.ram import measure_ram
 from ..base import other_cards
 from ..base.format import counted
 from ..base.hooks import STREAM
-from ..fused.block import policy_of_model
+from ..base.policy import policy_on
 from ..fused.quality import policy_words, rates_of_policy
 from ..patcher.call_log import branch_of, branches, passes_under
 from ..sampling import kernel_choices
@@ -153,7 +153,7 @@ def policy(model: Any) -> dict[str, Any]:
     """The policy in the words of the nodes."""
     if model is None:
         return {}
-    found = policy_of_model(model)
+    found = policy_on(model)
     if found is None:
         return {"policy": "none: stock's kernels"}
     return {"policy": policy_words(found, model), "tier": "" if found.is_off else rates_of_policy(model, found)}

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from ..fused.block import policy_of_model
+from ..base.policy import policy_on
 from ..fused.quality import policy_words, rates_of_policy
 from ..sparse.model import sparse_of
 from . import step_timer
@@ -41,14 +41,14 @@ def card_name(device: Any) -> str:
 
 def kernels_words(model: Any) -> str:
     """The settings of the nodes after a loader that a step's time depends on, in words."""
-    policy = policy_of_model(model)
+    policy = policy_on(model)
     return _with_sparsity(model, "none" if policy is None else policy_words(policy, model))
 
 
 def kernels_key(model: Any) -> str:
     """The words under which times are kept. If `auto` computes as another quality does, both share
     their times."""
-    policy = policy_of_model(model)
+    policy = policy_on(model)
     if policy is not None and rates_of_policy(model, policy) == "precise":
         policy = replace(policy, precision="precise")
     return _with_sparsity(model, "none" if policy is None else policy_words(policy))

@@ -26,8 +26,9 @@ from torch import Tensor
 from ...kernels_cuda import STANDARD, KernelPolicy, KernelRefused, attention, choose_blocks
 from ...kernels_cuda.ops.attention.attention_operands import heads_in
 from ...kernels_cuda.ops.attention.sparse_routing import HEADS, KEY_BLOCK, QUERY_BLOCK
+from ..base.policy import policy_of
 from ..fused.attention import OFF, StockCall, wrong_tensor
-from ..fused.block import HandBack, policy_of
+from ..fused.block import HandBack
 from .order import Grid, tile_order
 from .radial import Radial, radial
 from .schedule import call_of

@@ -34,9 +34,9 @@ import torch
 from torch import Tensor, nn
 
 from ...kernels_cuda import STANDARD, KernelPolicy
-from ..base.hooks import POLICY, READS_LAST, STREAMED
+from ..base.hooks import READS_LAST, STREAMED
+from ..base.policy import all_off, standing
 from ..base.subclassing import mix
-from ..fused.block import all_off
 from ..graphs.calls import replayed
 from ..weights.fp32_residual import Wide
 from .common import HAND_BACK, FusedEmbedding, encoders, padded
@@ -61,7 +61,8 @@ def fuse(model: nn.Module, policy: KernelPolicy = STANDARD, *, on_cpu: bool = Fa
         mix(
             net.model,
             FusedStack,
-            **{POLICY: policy, READS_LAST: True},
+            **standing(policy),
+            **{READS_LAST: True},
             fusestream_trims=bool(getattr(owner, "zero_out_masked", False)),
             fusestream_on_cpu=on_cpu,
         )
@@ -74,7 +75,7 @@ def fuse(model: nn.Module, policy: KernelPolicy = STANDARD, *, on_cpu: bool = Fa
             fused += 1
         table = net.model.embed_tokens
         if not table.weight.is_meta:  # a streamed encoder's table stays in the file
-            mix(table, FusedEmbedding, **{POLICY: policy})
+            mix(table, FusedEmbedding, **standing(policy))
         if hasattr(net, "generate"):
             mix(model, AsksForRoom)
     return fused

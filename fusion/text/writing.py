@@ -37,7 +37,7 @@ from torch import Tensor
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from ...kernels_cuda import rms_parts
-from ..fused.block import all_off
+from ..base.policy import all_off
 from ..graphs.calls import let_go, replayed, stays
 from ..stream.block_hooks import generation_of
 from ..stream.no_head import NoHead

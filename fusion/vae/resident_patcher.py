@@ -22,7 +22,8 @@ from comfy.model_patcher import ModelPatcher
 from torch import Tensor, nn
 
 from ...kernels_cuda.ops.conv.conv_operands import last_format
-from ..base.hooks import HELD, POLICY
+from ..base.hooks import HELD
+from ..base.policy import network_policy
 
 
 class Held(NamedTuple):
@@ -75,7 +76,7 @@ def hold(model: nn.Module, device: torch.device, parts: tuple[str, ...] = ("",))
     """Put all tensors of the model on the device, in the types in which it computes. If the kernels
     are ours, convolution weights are laid out for them. parts: prefixes of the names."""
     held: dict[str, Held] = model.__dict__.setdefault(HELD, {})
-    is_ours = hasattr(model, POLICY) and device.type == "cuda"
+    is_ours = network_policy(model) is not None and device.type == "cuda"
     for module, name, tensor, kind in list(_tensors(model)):
         if name.startswith(parts) and (tensor.device != device or tensor.dtype is not kind):
             form = last_format(tensor) if is_ours and tensor.ndim in (4, 5) else torch.preserve_format

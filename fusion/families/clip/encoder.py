@@ -27,9 +27,8 @@ from torch import Tensor, nn
 from ....kernels_cuda import STANDARD, KernelPolicy, attention, gelu
 from ....kernels_cuda.ops.matmul.linear import Activation
 from ....kernels_cuda.ops.views.parts import join, split
-from ...base.hooks import POLICY
+from ...base.policy import all_off, standing
 from ...base.subclassing import mix
-from ...fused.block import all_off
 from ...text import common
 from ...text.common import HAND_BACK
 from ...weights.fp32_residual import Wide
@@ -63,7 +62,7 @@ def fuse(model: nn.Module, policy: KernelPolicy = STANDARD, *, on_cpu: bool = Fa
     """
     fused = 0
     for encoder in () if all_off(policy, OPS) else encoders(model):
-        mix(encoder, FusedEncoder, **{POLICY: policy}, fusestream_on_cpu=on_cpu)
+        mix(encoder, FusedEncoder, **standing(policy), fusestream_on_cpu=on_cpu)
         for layer in encoder.layers:
             mix(layer, FusedLayer)
             fused += 1

@@ -18,6 +18,7 @@ from comfy.ldm.modules.diffusionmodules.model import Encoder
 from torch import Tensor, nn
 
 from ....kernels_cuda import STANDARD, KernelPolicy
+from ...base.policy import standing
 from ...base.subclassing import mix
 from ...vae import pixel_range
 from ...vae.memory_limits import HELD, LIMIT
@@ -223,7 +224,7 @@ def fuse(vae: Any, policy: KernelPolicy = STANDARD, limit: int = LIMIT) -> None:
     """
     mix(vae.encoder, FusedEncoder)
     mix(vae.decoder, FusedDecoder)
-    mix(vae, Fused, fusestream_policy=policy, fusestream_limit=limit)
+    mix(vae, Fused, **standing(policy), fusestream_limit=limit)
 
 
 def install(vae: Any, policy: KernelPolicy) -> int:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from ....kernels_cuda import STANDARD, KernelPolicy, conv2d, fold_upsample, group_norm_silu, upsample_conv2d
 from ....kernels_cuda.ops.matmul.linear import Activation
+from ...base.policy import standing
 from ...base.subclassing import mix
 from ...vae.bands import CONV, UP, Layer, by_rows, convolutions, entering, fewest
 from ...vae.memory_limits import HELD, LIMIT, channels_last, weights
@@ -283,7 +284,7 @@ class FusedTiny:
 def fuse(vae: Any, policy: KernelPolicy = STANDARD, limit: int = LIMIT) -> None:
     """Let stock's TAESD compute through our ops, in place, under this policy. limit: as in
     `fused.fuse`."""
-    mix(vae, FusedTiny, fusestream_policy=policy, fusestream_limit=limit)
+    mix(vae, FusedTiny, **standing(policy), fusestream_limit=limit)
 
 
 def install(vae: Any, policy: KernelPolicy) -> int:

@@ -29,9 +29,8 @@ from torch import Tensor, nn
 from ....kernels_cuda import STANDARD, KernelPolicy, attention, rms_rope_
 from ....kernels_cuda.ops.matmul.linear import Activation
 from ....kernels_cuda.ops.views.parts import split
-from ...base.hooks import POLICY
+from ...base.policy import all_off, standing
 from ...base.subclassing import mix
-from ...fused.block import all_off
 from ...text import common
 from ...text.common import HAND_BACK
 from ...text.room import PATCHES
@@ -71,7 +70,7 @@ def fuse(model: nn.Module, policy: KernelPolicy = STANDARD, *, on_cpu: bool = Fa
     """
     fused = 0
     for eyes in () if all_off(policy, OPS) else eyes_of(model):
-        mix(eyes, FusedEyes, **{POLICY: policy}, fusestream_on_cpu=on_cpu)
+        mix(eyes, FusedEyes, **standing(policy), fusestream_on_cpu=on_cpu)
         for block in eyes.blocks:
             mix(block, FusedBlock)
             fused += 1

@@ -44,9 +44,9 @@ from torch import Tensor, nn
 
 from ....kernels_cuda import STANDARD, KernelPolicy, attention
 from ....kernels_cuda.ops.matmul.linear import Activation
-from ...base.hooks import POLICY, STREAMED
+from ...base.hooks import STREAMED
+from ...base.policy import all_off, standing
 from ...base.subclassing import mix
-from ...fused.block import all_off
 from ...graphs.calls import replayed
 from ...text import common
 from ...text.common import (
@@ -88,12 +88,12 @@ def fuse(model: nn.Module, policy: KernelPolicy = STANDARD, *, on_cpu: bool = Fa
     """
     fused = 0
     for trims, net in () if all_off(policy, OPS) else encoders(model):
-        mix(net.encoder, FusedStack, **{POLICY: policy}, fusestream_trims=trims, fusestream_on_cpu=on_cpu)
+        mix(net.encoder, FusedStack, **standing(policy), fusestream_trims=trims, fusestream_on_cpu=on_cpu)
         for block in net.encoder.block:
             mix(block, FusedBlock)
             fused += 1
         if not net.shared.weight.is_meta:  # a streamed encoder's table stays in the file
-            mix(net.shared, FusedEmbedding, **{POLICY: policy})
+            mix(net.shared, FusedEmbedding, **standing(policy))
     return fused
 
 

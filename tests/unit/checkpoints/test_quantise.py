@@ -486,7 +486,7 @@ def test_what_gguf_cannot_hold(tmp_path: Path) -> None:
         with pytest.raises(NotWritten, match=f"GGUF cannot hold a, of type {encoding}"):
             GgufWriter(tmp_path / "x", {"a": (encoding, shape)}, {})
     for value in (-1, 2**32, [2**31]):
-        with pytest.raises(NotWritten, match=r"x: GGUF cannot hold many = .* in its metadata"):
+        with pytest.raises(NotWritten, match=r"x: GGUF cannot hold a number of its metadata, .*many"):
             GgufWriter(tmp_path / "x", {}, {"many": value})
     with (
         pytest.raises(ValueError, match="a has 8 bytes, and 12 were to be written"),

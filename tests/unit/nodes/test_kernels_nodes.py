@@ -12,11 +12,11 @@ import torch
 from fusestream import checkpoints, fusion
 from fusestream.bench import prediction
 from fusestream.bench.predicted import told
+from fusestream.fusion.base.policy import policy_of
 from fusestream.fusion.families.t5 import encoder as t5
 from fusestream.fusion.families.wan import block as wan
 from fusestream.fusion.families.wan.vae import layers as wan_vae_layers
 from fusestream.fusion.fused import attention
-from fusestream.fusion.fused.block import policy_of
 from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
 from fusestream.fusion.load.other_policy import NotOurs
 from fusestream.fusion.weights import int8_weights, products, storage

@@ -19,7 +19,7 @@ from fusestream.fusion import report
 from fusestream.fusion.base import other_cards
 from fusestream.fusion.base.errors import NotStreamable
 from fusestream.fusion.base.hooks import STREAM
-from fusestream.fusion.fused.block import policy_of_model
+from fusestream.fusion.base.policy import policy_on
 from fusestream.gpu import NoDriver, cuda, nvidia
 from fusestream.kernels_cuda import LEDGER, KernelPolicy, obstacle
 from fusestream.memory import Checkpoint, DeviceBudget, Layer, Weight, open_pager
@@ -59,7 +59,7 @@ def test_by_default_a_diffusion_model_is_loaded_as_stock_does(folder: Path) -> N
     for _ in range(2):
         model = fusion.load_diffusion_model(path, vram_budget=-1.0)
     assert type(model) is type(comfy.sd.load_diffusion_model(path)) and not hasattr(model.model, STREAM)
-    assert policy_of_model(model).default == "off"
+    assert policy_on(model).default == "off"
     (sentence,) = said()
     assert sentence.startswith("mps is no NVIDIA card. ") and sentence.endswith("as it does without FuseStream.")
     found = report.gather(model)

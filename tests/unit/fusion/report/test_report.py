@@ -163,7 +163,7 @@ def test_nothing_can_raise(monkeypatch: pytest.MonkeyPatch, streamed: Any) -> No
     def broken(*_: Any, **__: Any) -> Any:
         raise OSError("the disk is on fire")
 
-    for name in ("policy_of_model", "measure_ram", "cut", "advise"):
+    for name in ("policy_on", "measure_ram", "cut", "advise"):
         monkeypatch.setattr(gathering, name, broken)
     found = report.gather(streamed)
     assert [gap.split(":")[0] for gap in found.gaps] == ["policy", "memories", "streaming", "advice"]

@@ -20,8 +20,8 @@ from scenes import distance
 
 from fusestream import checkpoints, fusion
 from fusestream.fusion import report
+from fusestream.fusion.base.policy import policy_of
 from fusestream.fusion.fused.attention import HOOK, AttentionOverride
-from fusestream.fusion.fused.block import policy_of
 from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
 from fusestream.fusion.patcher import call_log
 from fusestream.fusion.report.data import Report, Sparsity
