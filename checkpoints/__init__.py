@@ -61,13 +61,18 @@ def write(kind: str, folder: Path | str, storage: str = "fp16", seed: int = 0) -
     entry = KINDS[kind]
     if storage not in entry.storages:
         raise ValueError(f"{kind} is not stored as {storage!r}, only as {', '.join(entry.storages)}")
-    path = Path(folder) / f"{kind}_{storage}{f'_seed{seed}' if seed else ''}.safetensors"
+    path = Path(folder) / file_name(kind, storage, seed)
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         stored = entry.storages[storage].store(entry.table, _drawn(kind, seed))
         tensors = entry.finish(stored.tensors) if entry.finish else stored.tensors
         container.save(path, tensors, {**entry.metadata, **stored.metadata})
     return path
+
+
+def file_name(kind: str, storage: str, seed: int) -> str:
+    """The name under which `write` leaves such a file."""
+    return f"{kind}_{storage}{f'_seed{seed}' if seed else ''}.safetensors"
 
 
 def write_hollow(kind: str, path: Path) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
+import shutil
 import sys
+import tempfile
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -125,6 +128,28 @@ def refused_by_kernels(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]
     return found
 
 
+def share_checkpoints(config: pytest.Config) -> None:
+    """Let all workers draw each tiny file once together: `checkpoints.write` copies what any of them has written."""
+    from fusestream import checkpoints
+
+    run = getattr(config, "workerinput", {}).get("testrunuid", f"process-{os.getpid()}")
+    shared = Path(tempfile.gettempdir()) / f"fusestream-checkpoints-{run}"
+    config.add_cleanup(lambda: shutil.rmtree(shared, ignore_errors=True))
+    draw = checkpoints.write
+
+    @functools.wraps(draw)
+    def write(kind: str, folder: Path | str, storage: str = "fp16", seed: int = 0) -> Path:
+        name = checkpoints.file_name(kind, storage, seed)
+        if not (target := Path(folder) / name).exists():
+            if not (shared / name).exists():  # at once, whoever else writes it too
+                draw(kind, shared / str(os.getpid()), storage, seed).replace(shared / name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(shared / name, target)
+        return target
+
+    checkpoints.write = write
+
+
 class _RootIsNoPackage:
     """The pack is loaded as ComfyUI loads it. Pytest would import its entry point once more, under the name of the folder that the
     repository lies in, and fail where that is none of Python's."""
@@ -142,3 +167,4 @@ def pytest_configure(config: pytest.Config) -> None:
         pytest.exit("COMFYUI_PATH is not set: call `python3 dev.py test`, which also takes pytest's arguments.", 2)
     if not config.getoption("numprocesses", None):  # who hands the tests out to workers needs neither torch nor ComfyUI
         pack.load()
+        share_checkpoints(config)

@@ -22,7 +22,10 @@ class Kind(NamedTuple):
     rotation: int = 0
 
 
-BLOCKS = ("blocks.", "double_blocks.", "single_blocks.", "layers.", "input_blocks.", "middle_block.", "output_blocks.")
+BLOCKS = (
+    "blocks.", "double_blocks.", "single_blocks.", "layers.", "input_blocks.", "middle_block.", "output_blocks.", "joint_blocks.",
+    "transformer_blocks.",
+)  # fmt: skip
 KINDS = {"one scale": Kind(False), "rows": Kind(True), "convrot": Kind(True, 256)}
 
 

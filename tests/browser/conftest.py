@@ -1,4 +1,4 @@
-"""A server, a browser and a fresh page per test, or per module that wants no more; a picture of the page for every test that fails.
+"""A server, a browser and a page for the tests that take the same settings; a picture of the page for every test that fails.
 
 Server and browser live as long as this package. Playwright keeps an event loop in the main thread while it is up, and
 tests elsewhere that start one of their own must not find it.
@@ -90,8 +90,9 @@ def settings() -> dict[str, Any]:
 
 
 class OnePage:
-    """The page that tests of a module have after each other, for a module that says `ONE_PAGE = True`: one takes as long to open as
-    many a test. What a test leaves in it but for its workflow, its window's size and its routes, the next must not mind."""
+    """The page that tests with the same settings have after each other, because one takes as long to open as many a test. What a
+    test leaves in it but for its workflow, its window's size and its routes, the next must not mind; a module whose tests do says
+    `OWN_PAGE = True`."""
 
     def __init__(self) -> None:
         self.owner: Any = None
@@ -129,7 +130,7 @@ def front(
     one_page: OnePage,
 ) -> Iterator[FrontEnd]:
     """The front end, opened by a user who has seen it before, in a browser that remembers nothing of it but its scripts."""
-    owner = (request.module.__name__, settings) if getattr(request.module, "ONE_PAGE", False) else None
+    owner = settings if not getattr(request.module, "OWN_PAGE", False) else None
     front = one_page.again(owner)
     if front is None:
         front = opened(request, server, chromium, settings)

@@ -23,7 +23,6 @@ from browser.overlays import CLIPPED, READING, hear
 from browser.toasts import toasts
 from browser.widgets import Canvas, Elements
 
-ONE_PAGE = True
 LOADERS = ("FuseStreamDiffusionModelLoader", "FuseStreamCheckpointLoader")
 TEMPLATE = "wan2.1_t2v_1.3B"
 ROUTE = "**/fusestream/estimate"

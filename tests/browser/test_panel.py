@@ -16,7 +16,6 @@ from browser.front_end import FrontEnd
 from browser.overlays import HEAR
 from browser.test_report import graph
 
-ONE_PAGE = True
 OF_THE_PANEL = re.compile("/fusestream/(models|reports)")
 MODEL = "wan2.1_t2v_1.3B_fp16.safetensors"
 ENCODER = "umt5_xxl_fp8_e4m3fn_scaled.safetensors"

@@ -12,6 +12,8 @@ from playwright.sync_api import expect
 from bed.templates import files
 from browser.front_end import RENDERERS, FrontEnd
 
+OWN_PAGE = True  # settings of the page are what is asked for
+
 DIFFUSION, TEXT, VAE = (f"FuseStream{kind}Loader" for kind in ("DiffusionModel", "TextEncoder", "VAE"))
 KERNELS = "FuseStreamKernels"
 CHECKPOINT = "FuseStreamCheckpointLoader"

@@ -17,7 +17,6 @@ from browser.front_end import FrontEnd
 from browser.toasts import toasts
 from browser.widgets import Canvas, Elements
 
-ONE_PAGE = True
 TEMPLATE = "wan2.1_t2v_1.3B"
 SIZE = {"width": 64, "height": 64, "length": 5}
 STEPS = 2

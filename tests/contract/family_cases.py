@@ -47,6 +47,8 @@ KINDS: dict[str | None, tuple[str, ...]] = {
         *(kind for kind in checkpoints.video.MINIMAX if kind != "minimax_h3"), "ltx2",
     ),
 }  # fmt: skip
+# Families that leave a product of their blocks to stock, which rounds quantised weights, or what it multiplies with them.
+PARTLY: tuple[str, ...] = ()
 SLOW = ("flux2", "sd15_wide", "wan_animate", "ltx2", "ltx23", *checkpoints.video.MINIMAX)
 FUSED = {kind: family for family, kinds in KINDS.items() if family for kind in kinds}
 SOME = tuple(kinds[0] for family, kinds in KINDS.items() if family)  # a kind of each family
@@ -149,6 +151,9 @@ class Shelf:
         halves = checkpoints.write(kind, self.folder, "fp16")
         if storage.startswith("int8"):
             path, numbers = int8_files.write(halves, self.folder, storage.removeprefix("int8 "))
+            assert "I8" in {extent.dtype for extent in read_header(path).extents.values()}, (
+                "name the blocks in int8_files.py"
+            )
             return Files(path, path, numbers)
         if storage == "fp8 scaled":
             return self._scaled(kind)

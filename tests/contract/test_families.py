@@ -82,7 +82,7 @@ def test_latents_are_stocks_and_with_kernels_as_near_as_fp16_is(
         return
     assert not of.handed_back() and as_near(fused, theirs, made(of.stocks(files.numbers, SINGLE)))
     assert same(made(model), fused), "the second time in the order that the first has shown"
-    if case.storage in of.QUANTISED and case.patch == "no patch":
+    if case.storage in of.QUANTISED and case.patch == "no patch" and FUSED[case.kind] not in of.PARTLY:
         assert same(fused, made(ours(files.numbers))), "to the bit the file of its numbers"
 
 
@@ -123,7 +123,8 @@ def test_int8_files_are_exact_and_under_turbo_no_worse_than_stocks(shelf: Shelf,
     precise, fast, turbo = (
         latents(ours(files.ours, KernelPolicy.of(precision=tier)), scene) for tier in ("precise", "fast", "turbo")
     )
-    assert same(precise, latents(ours(files.numbers), scene)) and same(fast, precise)
+    assert same(fast, precise)
+    assert FUSED[kind] in of.PARTLY or same(precise, latents(ours(files.numbers), scene))
     assert not of.handed_back() and far(turbo, precise) > 1e-3
     assert far(turbo, precise) < 1.25 * far(latents(of.stocks(files.ours), scene), precise)
 

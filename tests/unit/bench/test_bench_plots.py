@@ -110,7 +110,7 @@ def test_every_group_has_a_table_with_its_misses() -> None:
     assert all(f"### {heading}" in text for heading in groups.HEADINGS.values()) and "Not measured" not in text
     for row in all_rows():
         assert f"| {row.name} |" in text
-    promised = next(row for row in all_rows() if row.asked_first)
+    promised = next(row for row in all_rows() if row.asked_first and row.group == "short")
     promise = f"| {promised.asked:g}x, first {promised.asked_first:g}x |"
     assert promise in groups.group("short", found)
     off = next(row for row in all_rows() if row.note == "kernels off" and row.model == "wan13")

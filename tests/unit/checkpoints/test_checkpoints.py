@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import inspect
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import torch
 from fusestream import checkpoints
 from fusestream.checkpoints import container, storage
 
+write = inspect.unwrap(checkpoints.write)  # not a copy of what another test has drawn
 PACKAGE = Path(checkpoints.__file__).parent
 FILES = [
     *((kind, "fp16") for kind in checkpoints.KINDS),
@@ -33,8 +35,8 @@ def digest(path: Path) -> str:
 @pytest.mark.every_other
 @pytest.mark.parametrize(("kind", "storage"), FILES)
 def test_same_bytes_twice_and_readable(tmp_path: Path, kind: str, storage: str) -> None:
-    path = checkpoints.write(kind, tmp_path / "one", storage)
-    assert digest(path) == digest(checkpoints.write(kind, tmp_path / "two", storage))
+    path = write(kind, tmp_path / "one", storage)
+    assert digest(path) == digest(write(kind, tmp_path / "two", storage))
     assert [entry.name for entry in path.parent.iterdir()] == [f"{kind}_{storage}.safetensors"]
     with safetensors.safe_open(str(path), "pt") as file:
         assert {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()} == container.shapes(path)  # noqa: SIM118
@@ -49,7 +51,7 @@ def test_same_bytes_in_another_process(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "there")], env=environment, check=True)
     for kind, name in chosen:
-        here = checkpoints.write(kind, tmp_path / "here", name)
+        here = write(kind, tmp_path / "here", name)
         assert digest(here) == digest(tmp_path / "there" / here.name)
 
 
@@ -57,7 +59,7 @@ def test_seed_makes_another_file_and_storage_the_same_weights(tmp_path: Path) ->
     name = "blocks.0.ffn.0.weight"
     tensors = []
     for seed, kept in ((0, "fp32"), (1, "fp32"), (0, "bf16")):
-        with safetensors.safe_open(str(checkpoints.write("wan_t2v", tmp_path, kept, seed)), "pt") as file:
+        with safetensors.safe_open(str(write("wan_t2v", tmp_path, kept, seed)), "pt") as file:
             tensors.append(file.get_tensor(name))
     assert not torch.equal(tensors[0], tensors[1])
     assert torch.equal(tensors[0].bfloat16(), tensors[2])
@@ -66,15 +68,15 @@ def test_seed_makes_another_file_and_storage_the_same_weights(tmp_path: Path) ->
 
 def test_kinds_of_a_family_share_their_weights(tmp_path: Path) -> None:
     """So a VACE without its side branch, or an I2V's text half, is the T2V."""
-    files = [safetensors.safe_open(str(checkpoints.write(kind, tmp_path)), "pt") for kind in ("wan_t2v", "wan_vace")]
+    files = [safetensors.safe_open(str(write(kind, tmp_path)), "pt") for kind in ("wan_t2v", "wan_vace")]
     for name in checkpoints.KINDS["wan_t2v"].table:
         assert torch.equal(files[0].get_tensor(name), files[1].get_tensor(name)), name
 
 
 def test_keeps_a_file_that_is_there(tmp_path: Path) -> None:
-    path = checkpoints.write("lora_ab", tmp_path)
+    path = write("lora_ab", tmp_path)
     path.write_bytes(b"mine")
-    assert checkpoints.write("lora_ab", tmp_path).read_bytes() == b"mine"
+    assert write("lora_ab", tmp_path).read_bytes() == b"mine"
 
 
 def test_leaves_nothing_behind_when_writing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,15 +85,15 @@ def test_leaves_nothing_behind_when_writing_fails(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(Path, "replace", fail)
     with pytest.raises(OSError, match="full"):
-        checkpoints.write("lora_ab", tmp_path)
+        write("lora_ab", tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_says_what_there_is(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no checkpoint kind 'wan_t3v'; there are wan_t2v, "):
-        checkpoints.write("wan_t3v", tmp_path)
+        write("wan_t3v", tmp_path)
     with pytest.raises(ValueError, match="wan_vae is not stored as 'fp8_scaled', only as fp16, bf16, fp32, fp8_e4m3fn"):
-        checkpoints.write("wan_vae", tmp_path, "fp8_scaled")
+        write("wan_vae", tmp_path, "fp8_scaled")
 
 
 def test_quantising_keeps_the_largest_value_and_a_sixteenth_of_each(tmp_path: Path) -> None:

@@ -29,13 +29,14 @@ ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "adding-a-family.md"
 COPIED = (
     "__init__.py", "pyproject.toml", "checkpoints", "fusion", "gpu", "kernels_cuda", "memory", "nodes",
-    "tools/bed", "tests/conftest.py", "tests/family_scenes.py", "tests/scenes.py",
-    "tests/unit/conftest.py", "tests/unit/tools/test_adding_a_family.py",
+    "tools/bed", "tests/conftest.py", "tests/family_scenes.py", "tests/scenes.py", "tests/in_halves.py",
+    "tests/int8_files.py", "tests/packed_files.py", "tests/gguf_files.py", "tests/contract/family_cases.py",
+    "tests/contract/test_families.py", "tests/unit/conftest.py", "tests/unit/tools/test_adding_a_family.py",
 )  # fmt: skip
 LISTED = "fusion/families/__init__.py"
+CASES, SUITE = "tests/contract/family_cases.py", "tests/contract/test_families.py"
 FOLDER = "fusion/families/sd3"
 PARTS = ("__init__", "block", "specimens")
-TEST = "tests/unit/test_sd3_blocks.py"
 FENCE = re.compile(r"^```(python|diff) (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # `dev.py docs` and `dev.py test`, in one process: either imports torch.
 TABLES_AND_TESTS = "import sys, pytest; from bed import families; families.main(); sys.exit(pytest.main(sys.argv[1:]))"
@@ -102,18 +103,20 @@ def test_who_types_the_page_has_a_family(tmp_path: Path) -> None:
     written = typed(tree, PAGE.read_text(encoding="utf-8"))
 
     now = files(tree)
-    assert now.keys() - before.keys() == {f"{FOLDER}/{name}.py" for name in PARTS} | {TEST} == written - {LISTED}
-    assert {name for name in before if now[name] != before[name]} == {LISTED}
+    assert now.keys() - before.keys() == {f"{FOLDER}/{name}.py" for name in PARTS} == written - {LISTED, CASES}
+    assert {name for name in before if now[name] != before[name]} == {LISTED, CASES}
     changed = list(difflib.ndiff(before[LISTED].splitlines(), now[LISTED].splitlines()))
     assert [line for line in changed if line[0] != " "] == ['+     "sd3",'], "one line, and that is the list's"
 
     for check in (["check"], ["format", "--check", "--diff"]):
         asked("-m", "ruff", *check, "--no-cache", *written, tree=tree)
     without = ("-p", "no:cacheprovider", "-p", "no:hypothesispytest")
-    tests = ("-q", "-rA", *without, TEST, Path(__file__).relative_to(ROOT).as_posix())
+    tests = ("-q", "-rA", *without, "-k", "sd3 or Stable", SUITE, Path(__file__).relative_to(ROOT).as_posix())
     passed = set(re.findall(r"^PASSED \S+::(.+)$", asked("-c", TABLES_AND_TESTS, *tests, tree=tree), re.MULTILINE))
-    wanted = set(re.findall(r"^def (test_\w+)", (tree / TEST).read_text("utf-8"), re.MULTILINE))
-    assert len(wanted) > 3 and wanted <= {name.partition("[")[0] for name in passed}
+    promises = re.findall(r"^@(?:EACH|FEW|pytest.*)\ndef (test_\w+)", (tree / SUITE).read_text("utf-8"), re.MULTILINE)
+    assert len(promises) > 7 and set(promises) - {"test_a_file_of_no_family_is_of_none"} <= {
+        name.partition("[")[0] for name in passed if "sd3" in name
+    }
     for test in (test_the_doctor_tells_it, test_each_of_its_ops_can_be_switched, test_its_row_is_in_the_tables):
         assert f"{test.__name__}[Stable Diffusion 3.5 diffusion model]" in passed
 

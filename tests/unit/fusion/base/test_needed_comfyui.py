@@ -81,7 +81,7 @@ def test_with_the_sources_of_an_older_comfyui(packs: list[str]) -> None:
     assert re.search(SAYS.format(re.escape(str(comfyui.version(folder)))), done.stderr)
     assert not found["web"] and "Other" in found["nodes"]
     assert not [name for name in found["nodes"] if name.startswith("FuseStream")]
-    assert {name.partition(".fusion")[2] for name in found["modules"]} == {"", ".needed_comfyui"}
+    assert {name.partition(".fusion")[2] for name in found["modules"]} == {"", ".base", ".base.needed_comfyui"}
 
 
 @pytest.mark.parametrize(
