@@ -178,7 +178,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, net: Any, way: str, given: torc
     monkeypatch.setattr(comfy.utils, "PROGRESS_BAR_HOOK", lambda at, of, *_, **__: progress.append((at, of)))
     out = torch.empty(net.decode_output_shape(given.shape)) if way == "decode" else None
     options = {"output_buffer": out} if way == "decode" else {"device": torch.device("cpu")}
-    known = [given, *net.parameters()] + ([] if out is None else [out])
+    known = [given, *net.parameters(), *net.buffers()] + ([] if out is None else [out])
     with LiveBytes(*known) as live:
         with pytest.raises(management.InterruptProcessingException):
             getattr(net, way)(given, **pieces, **options)

@@ -90,16 +90,16 @@ def cases() -> list[Case]:
         found += [Case(kind, storage) for kind, storage in every if (kind, storage) not in have]
     wans = [storage for storage in checkpoints.KINDS["wan_t2v"].storages if storage not in STORAGES]
     found += [Case("wan_t2v", *rest) for rest in itertools.product(wans, PATCHES[:2], ("least", "all"))]
-    return [case for case in found if is_stored(case)]
+    return [case for case in found if is_stored(case.kind, case.storage)]
 
 
 def quick(kinds: Sequence[str]) -> Sequence[str]:
     return kinds if is_thorough() else [kind for kind in kinds if kind not in SLOW]
 
 
-def is_stored(case: Case) -> bool:
-    """Whether stock reads such a file: it takes a face encoder of this width in plain numbers alone."""
-    return case.kind != "wan_animate" or case.storage not in QUANTISED or case.storage in PACKED
+def is_stored(kind: str, storage: str) -> bool:
+    """Whether stock reads such a file: it takes encoders of sound and faces of these widths in plain numbers alone."""
+    return kind not in ("wan_animate", "wan_humo") or storage not in QUANTISED or storage in PACKED
 
 
 def pairwise(axes: Sequence[Sequence[Any]], allowed: Any) -> list[tuple[Any, ...]]:

@@ -90,7 +90,8 @@ def streams_within(stream: Any, room: str) -> None:
     residency = stream.residency
     plan = residency.pager.plan
     assert room == "all" or residency.ledger.peak("VRAM") <= residency.ceiling
-    assert (len(plan.streamed) > plan.slots) == (room != "all") or room == "half", "otherwise nothing was streamed"
+    if room == "least" and residency.least < sum(plan.sizes):
+        assert len(plan.streamed) > plan.slots, "otherwise nothing was streamed"
     assert all(paged.stand_in.is_meta or room != "least" for block in stream.blocks for paged in block.paged)
 
 
@@ -119,6 +120,8 @@ def test_patches_come_and_go(shelf: Shelf, kind: str) -> None:
 def test_int8_files_are_exact_and_under_turbo_no_worse_than_stocks(shelf: Shelf, kind: str, storage: str) -> None:
     """To the bit the file of its halves; multiplied in 8 bits, as far from it as stock's products of the file are, but for
     chance."""
+    if not of.is_stored(kind, storage):
+        pytest.skip("stock does not read it")
     files, scene = shelf.files(kind, storage), shelf.scene(kind)
     precise, fast, turbo = (
         latents(ours(files.ours, KernelPolicy.of(precision=tier)), scene) for tier in ("precise", "fast", "turbo")
@@ -198,6 +201,7 @@ def test_no_kernel_refuses_what_the_blocks_hand_it(
     shelf: Shelf, kind: str, refused_by_kernels: list[tuple[str, str]]
 ) -> None:
     """By types, sizes and strides, which can be asked without a card."""
-    for storage in ("fp16", "fp8 scaled") if kind != "wan_animate" else ("fp16",):
-        latents(ours(shelf.files(kind, storage).ours, dtype=HALF), shelf.scene(kind))
+    for storage in ("fp16", "fp8 scaled"):
+        if of.is_stored(kind, storage):
+            latents(ours(shelf.files(kind, storage).ours, dtype=HALF), shelf.scene(kind))
     assert not [one for one in refused_by_kernels if one[0] != "attention"]

@@ -24,7 +24,7 @@ from fusestream import fusion
 from fusestream.fusion.families.image_vae import layers as image_layers
 from fusestream.fusion.families.image_vae import tiny
 from fusestream.fusion.families.wan.vae import layers as wan_layers
-from fusestream.fusion.vae import memory_limits, picture_layers, request
+from fusestream.fusion.vae import memory_limits, request
 from fusestream.fusion.vae.memory_limits import LIMIT
 from fusestream.kernels_cuda import KernelPolicy
 
@@ -39,6 +39,10 @@ WAYS = pytest.mark.parametrize("way", ["decode", "encode"])
 POLICIES = pytest.mark.parametrize("policy", [OFF, KernelPolicy()], ids=["stock's ops", "references"])
 EACH = pytest.mark.parametrize("kind", MOST.values(), ids=MOST)
 SOME = pytest.mark.parametrize("kind", FEW.values(), ids=FEW)
+# Stock takes a whole TAEF2 by its name alone (`test_tiny_vae.py`): a file of both halves it reads as another one.
+IN_A_FILE = pytest.mark.parametrize(
+    "kind", [kind for name, kind in FEW.items() if name != "taef2"], ids=lambda k: k.name
+)
 
 
 @pytest.fixture(autouse=True)
@@ -191,7 +195,7 @@ def test_the_two_policies_of_one_file_do_not_meet(files: Files, monkeypatch: pyt
 def test_nothing_is_left_behind(files: Files, kind: Kind, way: str) -> None:
     net, given = kind.fused(files.net(kind.name)), kind.given(way, 8, 2)
     for options in (kind.budgets[0], kind.budgets[1]):
-        with LiveBytes(*net.parameters(), given) as live:
+        with LiveBytes(*net.parameters(), *net.buffers(), given) as live:
             out = getattr(net, way)(given, **options)
             assert live.now == out.untyped_storage().nbytes() < live.most
 
@@ -225,8 +229,6 @@ REAL = [("flux_vae", 1024, 1024), ("flux_vae", 3072, 2048), ("taesd", 4096, 4096
 if is_thorough():
     REAL += [("flux_vae", 1536, 1024), ("flux_vae", 2048, 2048), ("flux_vae", 4096, 4096), ("wan22_vae", 704, 1280)]
     REAL += [("taesd", 1024, 1024), ("taef2", 1024, 1024), ("taef2", 4096, 4096)]
-# The encoder of large pictures takes less than before, but in more pieces, between which memory is left over.
-BETWEEN_PIECES = {("flux_vae", 3072, "encode"): 160 << 20}
 ONE_PIECE = {("flux_vae", 1024), ("wan_vae", 720), ("wan22_vae", 704)}
 
 
@@ -254,8 +256,8 @@ def test_what_was_foretold_is_kept_and_is_within_3_gib(
             monkeypatch.setattr(memory_limits, "held_in_pieces", lambda _: allocator.held)
             monkeypatch.setattr(memory_limits, "products_have_their_room", lambda _: None)
             monkeypatch.setattr(memory_limits, "bounded", lambda *_: contextlib.nullcontext())
-            for module in (memory_limits, picture_layers):
-                monkeypatch.setattr(module, "one_piece", lambda nbytes, _: allocator.hold(nbytes))
+            # That of a picture that passes whole is dropped at once; a band's slab is there while pictures are placed around it.
+            monkeypatch.setattr(memory_limits, "one_piece", lambda nbytes, _: allocator.hold(nbytes))
             segments = []
             for _ in range(2):  # what the first left lies there when the second begins
                 with HeldBytes(allocator, given, out, *net.parameters()) as live:
@@ -275,8 +277,7 @@ def test_what_was_foretold_is_kept_and_is_within_3_gib(
         assert segments == [1, 1], "all that passes finds its place in one piece, and the next finds that"
     assert live.most <= foretold
     assert not kind.frames or live.most > 0.5 * (foretold - kind.module.BESIDE), "and not much more is planned for"
-    limit = (3 << 30) + BETWEEN_PIECES.get((name, height, way), 0)
-    assert weights + max(allocator.most, foretold) + (0 if kind.frames else LIBRARIES) <= limit
+    assert weights + max(allocator.most, foretold) + (0 if kind.frames else LIBRARIES) <= 3 << 30
 
 
 # ---------------------------------------------------------------------------------------------------- as ComfyUI's VAE
@@ -290,7 +291,7 @@ def loaded(files: Files, kind: Kind, policy: KernelPolicy) -> Iterator[tuple[Any
 
 
 @pytest.mark.deep("wan*")
-@SOME
+@IN_A_FILE
 def test_the_nodes_get_what_stock_gives(files: Files, kind: Kind) -> None:
     """VAE Decode and Encode, tiled or not: a batch, an odd size, an alpha channel, a video."""
     with loaded(files, kind, KernelPolicy()) as (ours, stock):
@@ -310,7 +311,7 @@ def test_the_nodes_get_what_stock_gives(files: Files, kind: Kind) -> None:
         close(ours.encode_tiled(x, **tiles), stock.encode_tiled(x, **tiles))
 
 
-@SOME
+@IN_A_FILE
 def test_off_is_stock_to_the_bit(files: Files, kind: Kind) -> None:
     with loaded(files, kind, OFF) as (ours, stock):
         assert ours.vae_dtype is stock.vae_dtype

@@ -133,21 +133,6 @@ def test_a_picture_becomes_patches_where_the_eyes_are(folder: Path, monkeypatch:
     assert network.preprocess_embed({"type": "sound"}, cpu) == (None, None), "what is no picture is stock's"
 
 
-@pytest.mark.parametrize("budget", [0.0, -1.0])
-def test_it_is_fused_whether_it_streams_or_not(folder: Path, budget: float) -> None:
-    path = checkpoints.write("qwen3_vl", folder)
-    ours, stock = load(path, budget), stocks(path)
-    for prompt in PROMPTS:
-        near(encode(ours, prompt), encode(stock, prompt), ALLOWED["precise"])
-
-
-@pytest.mark.parametrize("budget", [0.0, -1.0])
-def test_switched_off_it_is_stocks(folder: Path, budget: float) -> None:
-    path = checkpoints.write("qwen3_vl", folder)
-    ours = fusion.load_text_encoder(str(path), [], OFF, budget)
-    assert torch.equal(encode(ours, "pictures"), encode(stocks(path), "pictures"))
-
-
 @pytest.mark.parametrize("op", QWEN3_VL.ops[:: 1 if is_thorough() else 3])
 def test_each_op_can_be_switched_off(folder: Path, op: str) -> None:
     path = checkpoints.write("qwen3_vl", folder, "bf16")

@@ -157,45 +157,6 @@ def encode(clip: Any, prompt: Any) -> list[torch.Tensor]:
     return [one for one in clip.encode_from_tokens(tokens, return_pooled=True) if one is not None]
 
 
-@pytest.mark.every_other
-@pytest.mark.parametrize("name", ENCODERS)
-def test_the_encoding_is_stocks_with_a_lora_and_without(families_folder: Path, name: str) -> None:
-    ours, stock, prompt = encoder(families_folder, name)
-    wanted = encode(stock, prompt)
-    for _ in range(2):
-        assert all(torch.equal(*pair) for pair in zip(encode(ours, prompt), wanted, strict=True))
-    stream = ours.patcher.stream
-    assert len(stream.layers) == ENCODERS[name][-1]
-    assert stream.residency.ledger.peak("VRAM") <= stream.residency.ceiling
-    assert len(stream.residency.pager.plan.streamed) > stream.residency.pager.plan.slots, (
-        "otherwise nothing was streamed"
-    )
-
-    lora = lora_for(stock.patcher)
-    for key in [key for key in lora if any(left.key.startswith(key.split(".lora_")[0]) for left in stream.left)]:
-        del lora[key]  # a table stays in the file, and says so where a LoRA is for it
-    names = {
-        f"text_encoders.{key.removesuffix('.weight')}": key
-        for key in stock.patcher.model_state_dict()
-        if key.endswith(".weight")
-    }
-    patches = comfy.lora.load_lora({f"text_encoders.{key}": value for key, value in lora.items()}, names)
-    assert patches
-    plain = wanted
-    for clip in (ours, stock):
-        clip.patcher.add_patches(patches, 0.7)
-    wanted = encode(stock, prompt)
-    assert not torch.equal(wanted[0], plain[0])
-    assert all(torch.equal(*pair) for pair in zip(encode(ours, prompt), wanted, strict=True))
-
-
-@pytest.mark.every_other
-@pytest.mark.parametrize(("name", "storage"), [("t5xxl", "fp8_scaled"), ("qwen3", "fp8_comfy_quant")])
-def test_a_quantised_encoder_streams(families_folder: Path, name: str, storage: str) -> None:
-    ours, stock, prompt = encoder(families_folder, name, storage)
-    assert all(torch.equal(*pair) for pair in zip(encode(ours, prompt), encode(stock, prompt), strict=True))
-
-
 def test_a_language_model_writes(families_folder: Path) -> None:
     """Its words come from the table of its tokens, which stock looks up without calling it."""
     ours, stock, prompt = encoder(families_folder, "qwen3")

@@ -17,7 +17,6 @@ from comfy.weight_adapter.lora import LoRAAdapter
 from packed_files import packed_file
 from safetensors.torch import load_file, save_file
 
-from bed.depth import is_thorough
 from fusestream import checkpoints, fusion
 from fusestream.checkpoints import text
 from fusestream.checkpoints.options import qwen3_options
@@ -102,23 +101,6 @@ def near(got: torch.Tensor, wanted: torch.Tensor, allowed: float = ALLOWED["prec
 def brought(stream: Any) -> set[str]:
     """The layers that the pager had anything to do with."""
     return {entry.layer for entry in stream.residency.ledger.entries}
-
-
-@pytest.mark.deep("fp32*", "fp8_scaled-z_image*")
-@pytest.mark.every_other
-@pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("precision", ALLOWED)
-@pytest.mark.parametrize("use", USES)
-@pytest.mark.parametrize("storage", list(checkpoints.KINDS["qwen3"].storages)[:: 1 if is_thorough() else 2])
-def test_the_encoding_is_stocks(folder: Path, storage: str, use: str, precision: str) -> None:
-    path = checkpoints.write("qwen3", folder, storage)
-    ours, wanted = load(path, use, precision=precision), encode(stocks(path, use))
-    got = encode(ours)
-    near(got, wanted, 1e-3 if storage == "fp32" else ALLOWED[precision])
-    assert torch.equal(encode(ours), got), "and the same again"
-    stream = ours.patcher.stream
-    assert stream.family == "Qwen3" and stream.residency.ledger.peak("VRAM") <= stream.residency.least
-    assert [paged.key for paged in stream.left] == ["qwen3_4b.transformer.model.embed_tokens.weight"]
 
 
 @pytest.mark.usefixtures("here")
@@ -216,22 +198,6 @@ def test_a_lora_is_in_layers_that_come_later(folder: Path) -> None:
     near(encode(ours), encode(stock), 2 * ALLOWED["fast"])
 
 
-@pytest.mark.deep("fast*")
-@pytest.mark.every_other
-@pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("storage", ["fp16", "fp8_scaled"])
-@pytest.mark.parametrize("precision", ALLOWED)
-def test_loras(folder: Path, storage: str, precision: str) -> None:
-    path = checkpoints.write("qwen3", folder, storage)
-    ours, stock = load(path, "klein", precision=precision), stocks(path, "klein")
-    before, patches = encode(stock), for_every_matrix(stock)
-    for clip in (ours, stock):
-        assert len(clip.add_patches(patches, 0.7)) == len(patches) == 4 * 7
-    got, wanted = encode(ours), encode(stock)
-    near(got, wanted, 2 * ALLOWED["fast"])
-    assert (wanted - before).norm() > 0.05 * before.norm()
-
-
 @pytest.mark.deep("z_image*")
 @pytest.mark.every_other
 @pytest.mark.usefixtures("here")
@@ -252,32 +218,6 @@ def test_gguf_files(tmp_path: Path, folder: Path, use: str, kind: str) -> None:
     ours, stock = clip(fusion.KernelPolicy()), clip(fusion.KernelPolicy.of("off"))
     near(encode(ours), encode(stock), ALLOWED["fast"])
     assert brought(ours.patcher.stream) == {f"model.layers.{i}" for i in range(count)}
-
-
-@pytest.mark.deep("0.0")
-@pytest.mark.parametrize("budget", [0.0, -1.0])
-def test_switched_off_it_is_stocks(folder: Path, budget: float) -> None:
-    path = checkpoints.write("qwen3", folder)
-    off = fusion.KernelPolicy.of("off")
-    for use, (kind, options, _) in USES.items():
-        ours = fusion.load_text_encoder(str(path), [], off, budget, kind=kind, options=options(path))
-        assert torch.equal(encode(ours), encode(stocks(path, use)))
-
-
-def test_on_the_cpu_stock_computes(folder: Path) -> None:
-    path = checkpoints.write("qwen3", folder)
-    for use in USES:
-        ours = load(path, use)
-        assert torch.equal(encode(ours), encode(stocks(path, use)))
-        assert len(ours.patcher.stream.layers) == 4, "all of them run"
-
-
-@pytest.mark.usefixtures("here")
-def test_it_is_fused_where_it_does_not_stream(folder: Path) -> None:
-    path = checkpoints.write("qwen3", folder)
-    for use, (kind, options, _) in USES.items():
-        ours = fusion.load_text_encoder(str(path), [], kind=kind, options=options(path))
-        near(encode(ours), encode(stocks(path, use)))
 
 
 # -------------------------------------------------------------------------------------------------------------- files

@@ -69,28 +69,6 @@ def encode(clip: Any, text: str = PROMPT) -> torch.Tensor:
     return encoding
 
 
-@pytest.mark.deep("fp8_comfy_quant", "fp32", "bf16")
-@pytest.mark.parametrize("storage", checkpoints.KINDS["umt5"].storages)
-def test_the_encoding_is_stocks(folder: Path, storage: str) -> None:
-    path = str(checkpoints.write("umt5", folder, storage))
-    clip = least(path)
-    got, wanted = encode(clip), encode(load_stock(path))
-    assert torch.equal(got, wanted) and got.std() > 0
-    stream = clip.patcher.stream
-    assert [layer.name for layer in stream.layers] == [f"encoder.block.{i}" for i in range(24)]
-    assert len(stream.residency.pager.plan.streamed) > stream.residency.pager.plan.slots, (
-        "otherwise nothing was streamed"
-    )
-    assert stream.residency.ledger.peak("VRAM") <= stream.residency.least
-    tensors = dict(clip.cond_stage_model.named_parameters())
-    assert all(getattr(tensors[key], "_qdata", tensors[key]).is_meta for key in stream.keys), "nothing stays behind"
-    assert "umt5xxl.transformer.shared.weight" in stream.keys
-    large = {key for key, tensor in tensors.items() if tensor.ndim == 2}
-    assert large == stream.keys
-    t5.fuse(clip.cond_stage_model, fusion.KernelPolicy(), on_cpu=True)
-    assert 0 < (encode(clip) - wanted).norm() <= 2e-3 * wanted.norm()
-
-
 @pytest.mark.parametrize("precision", ["precise", "fast"])
 def test_streamed_and_fused_is_fused(path: str, stock: Any, precision: str) -> None:
     """Over the references. q, k and v lie side by side, and are one product; which the CPU's may round otherwise."""
@@ -118,18 +96,6 @@ def test_the_loader_streams_when_it_is_asked_to(path: str) -> None:
     again = factory(*arguments, disable_dynamic=True)
     assert isinstance(again, StreamingModelPatcher) and again.model is not clip.patcher.model
     assert torch.equal(encode(clip), encode(fusion.load_text_encoder(path, [])))
-
-
-def test_loras_change_the_weights_as_stocks_do(folder: Path, path: str, stock: Any) -> None:
-    clip, file = least(path), comfy.utils.load_torch_file(str(checkpoints.write(LORA, folder)))
-    plain = encode(stock)
-    for strength in (0.7, 0.0, 0.2):
-        pair = (clip, stock)
-        if strength:
-            pair = tuple(comfy.sd.load_lora_for_models(None, one, file, 0.0, strength)[1] for one in pair)
-        got, wanted = (encode(one) for one in pair)
-        assert torch.equal(got, wanted)
-        assert torch.equal(wanted, plain) == (strength == 0)
 
 
 def test_patches_of_the_token_embedding(path: str, stock: Any) -> None:
