@@ -36,6 +36,11 @@ class Call:
         return found
 
     @property
+    def operands(self) -> tuple[Any, ...]:
+        """The tensors, to be unpacked into names. The schema says which of them may be None."""
+        return self.tensors
+
+    @property
     def device(self) -> torch.device:
         return self.first.device
 

@@ -19,8 +19,9 @@ import math
 import os
 import struct
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -70,6 +71,33 @@ def pointer_count(params: type[ctypes.Structure]) -> int:
     if Pointer in kinds[count:]:
         raise TypeError(f"{params.__name__}: pointers must come first")
     return count
+
+
+# Writers of so many pointers at once, each of the tensor at a place of a call: unrolled, because a loop
+# or a star takes longer at every call than all that is saved by it.
+_FILLERS: tuple[Callable[..., Callable[[Any], None]], ...] = (
+    lambda put, params, a: lambda t: put(params, 0, t[a].data_ptr()),
+    lambda put, params, a, b: lambda t: put(params, 0, t[a].data_ptr(), t[b].data_ptr()),
+    lambda put, params, a, b, c: lambda t: put(params, 0, t[a].data_ptr(), t[b].data_ptr(), t[c].data_ptr()),
+    lambda put, params, a, b, c, d: (
+        lambda t: put(params, 0, t[a].data_ptr(), t[b].data_ptr(), t[c].data_ptr(), t[d].data_ptr())
+    ),
+    lambda put, params, a, b, c, d, e: (
+        lambda t: put(params, 0, t[a].data_ptr(), t[b].data_ptr(), t[c].data_ptr(), t[d].data_ptr(), t[e].data_ptr())
+    ),
+    lambda put, params, a, b, c, d, e, f: (
+        lambda t: put(
+            params,
+            0,
+            t[a].data_ptr(),
+            t[b].data_ptr(),
+            t[c].data_ptr(),
+            t[d].data_ptr(),
+            t[e].data_ptr(),
+            t[f].data_ptr(),
+        )
+    ),
+)
 
 
 def _poisoned(made: torch.Tensor) -> torch.Tensor:
@@ -141,8 +169,31 @@ class Launch:
         self.device = kernel.card.index
         self.what = what
 
+    def filler(self, places: Mapping[str, int]) -> Callable[[Sequence[Any]], None]:
+        """What writes these pointers, of the tensors at these places of what it is called with. The others stay null."""
+        names = [name for name, kind, *_ in self._params._fields_ if kind is Pointer]
+        unknown = places.keys() - set(names)
+        if unknown:
+            raise KernelError(f"{self.what}: {type(self._params).__name__} has no pointer {', '.join(sorted(unknown))}")
+        put = struct.Struct("=" + "".join("Q" if name in places else "8x" for name in names)).pack_into
+        order, params = [places[name] for name in names if name in places], self._params
+        if 0 < len(order) <= len(_FILLERS):
+            return _FILLERS[len(order) - 1](put, params, *order)
+        return lambda tensors: put(params, 0, *[tensors[i].data_ptr() for i in order])
+
     def __call__(self, *pointers: int) -> None:
         self._pack(self._params, 0, *pointers)
+        self._config.stream = _stream_of(self.device)  # as `send`, without the call of it
+        if self._alone or _current_device() == self.device:
+            status = self._launch(self._config_ref, self._function, self._slots, None)
+            if status:
+                self._retry(status)
+        else:
+            with torch.cuda.device(self.device):
+                self._retry(ERROR_INVALID_CONTEXT)
+
+    def send(self) -> None:
+        """Launch with the pointers that were written last."""
         self._config.stream = _stream_of(self.device)
         if self._alone or _current_device() == self.device:
             status = self._launch(self._config_ref, self._function, self._slots, None)

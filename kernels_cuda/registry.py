@@ -267,7 +267,7 @@ class Op:
             name=name,
             schema=f"({', '.join((*kept[:at], 'Tensor(a!) out', *kept[at:]))}) -> ()",
             reference=writing(self.reference),
-            fake=lambda *_: None,
+            fake=nothing,
             candidates=[
                 replace(one, run=writing(one.run), plan=stock) if isinstance(one, StockCandidate) else one
                 for one in self.candidates
@@ -282,6 +282,22 @@ class Op:
         """What stock runs, or the reference where stock has nothing for this input."""
         theirs = (candidate for candidate in self.candidates if not candidate.ours and candidate.refuse(call) is None)
         return next(theirs, StockCandidate(self.reference, "the reference"))
+
+
+def overwriting(make: Callable[..., Any], count: int = 1) -> Callable[..., None]:
+    """What writes the results of `make` over the first `count` operands, those that are there, instead of returning them."""
+
+    def run(*arguments: Any) -> None:
+        made = make(*arguments)
+        results = [made] if isinstance(made, Tensor) else made
+        for t, result in zip([t for t in arguments[:count] if t is not None], results, strict=True):
+            t.copy_(result)
+
+    return run
+
+
+def nothing(*_: Any) -> None:
+    """The fake of an op that returns nothing."""
 
 
 def racing(call: Call, able: Sequence[Candidate]) -> Sequence[Candidate]:

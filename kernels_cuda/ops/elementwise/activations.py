@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from ...call import Call, Plan
 from ...launcher import Card, Pointer, output, parameter_struct
+from ...plans import floats
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
 from ..views.checks import check_one_of, check_scale, check_shape, check_written, word, wrong_dtype
@@ -261,9 +262,8 @@ def plan(call: Call, card: Card, _tactic: object = None) -> Plan:
         scale=scale,
         saturate=saturate and out_dtype is torch.float16,
         kind=KINDS.index(kind),
-        gate_is_float=gate.dtype is torch.float32,
-        up_is_float=up.dtype is torch.float32,
         out_is_float=out_dtype is torch.float32,
+        **floats(gate=gate, up=up),
     )
     view.fill(params, "gate", "up", "out")
     is_packed = given.multiplies and given.up is None

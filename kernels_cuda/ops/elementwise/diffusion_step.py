@@ -5,15 +5,17 @@ The maths, the layout and the access pattern stand at the head of src/diffusion_
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from ctypes import c_float, c_int, c_int64
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from ...call import ALIGNMENT, Call, Plan
 from ...launcher import Card, Pointer, output, parameter_struct
+from ...plans import floats
+from ...plans import plan as plan_of
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
 from ..views.checks import check_one_of, check_shape, word, wrong_dtype
@@ -70,64 +72,23 @@ def _pair(pair: Tensor, like: Tensor) -> list[Tensor]:
     return [t if pair.ndim == 1 else t.view(-1, *[1] * (like.ndim - 1)) for t in pair.unbind(-1)]
 
 
-def reference(
-    x: Tensor,
-    cond: Tensor,
-    uncond: Tensor | None,
-    previous: Tensor | None,
-    mask: Tensor | None,
-    pair: Tensor,
-    cfg: float,
-    prediction: str,
-    method: str,
-    blend: float,
-    low: float | None,
-    high: float | None,
-) -> Tensor:
+def reference(x: Tensor, *given: Any) -> Tensor:
     """The oracle, in fp32 or, for float64 inputs, in float64."""
     wide = torch.promote_types(x.dtype, torch.float32)
-    other, before, share = (None if t is None else t.to(wide) for t in (uncond, previous, mask))
-    return (
-        _step(x.to(wide), cond.to(wide), other, before, share, pair.to(wide), cfg, prediction, method, blend, low, high)
-        .to(x.dtype)
-        .contiguous()
-    )
+    given = tuple(t.to(wide) if isinstance(t, Tensor) else t for t in given)
+    return _step(x.to(wide), *given).to(x.dtype).contiguous()
 
 
-def stock(
-    x: Tensor,
-    cond: Tensor,
-    uncond: Tensor | None,
-    previous: Tensor | None,
-    mask: Tensor | None,
-    pair: Tensor,
-    cfg: float,
-    prediction: str,
-    method: str,
-    blend: float,
-    low: float | None,
-    high: float | None,
-) -> Tensor:
+def stock(x: Tensor, *given: Any) -> Tensor:
     """What stock runs, operation by operation: cfg_function, to_d, the step, KSamplerX0Inpaint's blend."""
-    return (
-        _step(x, cond, uncond, previous, mask, pair, cfg, prediction, method, blend, low, high).to(x.dtype).contiguous()
-    )
+    return _step(x, *given).to(x.dtype).contiguous()
 
 
 def _step(
-    x: Tensor,
-    cond: Tensor,
-    uncond: Tensor | None,
-    previous: Tensor | None,
-    mask: Tensor | None,
-    pair: Tensor,
-    cfg: float,
-    prediction: str,
-    method: str,
-    blend: float,
-    low: float | None,
-    high: float | None,
-) -> Tensor:
+    x: Tensor, cond: Tensor, uncond: Tensor | None, previous: Tensor | None, mask: Tensor | None, pair: Tensor,
+    cfg: float, prediction: str, method: str, blend: float, low: float | None, high: float | None,
+) -> Tensor:  # fmt: skip
+    """In the operands' own types."""
     m = cond if uncond is None else uncond + (cond - uncond) * cfg
     now, then = _pair(pair, x)
     if method == "euler":
@@ -172,8 +133,7 @@ StepParams = parameter_struct(
 
 def validate(call: Call) -> None:
     """Shapes and options that no implementation could serve."""
-    x, cond, uncond, previous, mask, pair = call.tensors
-    assert x is not None and cond is not None and pair is not None
+    x, cond, uncond, previous, mask, pair = call.operands
     for name, t in (("cond", cond), ("uncond", uncond), ("previous", previous)):
         check_shape(name, t, x)
     if pair.shape != (2,) and (x.ndim == 0 or pair.shape not in ((1, 2), (x.shape[0], 2))):
@@ -190,25 +150,24 @@ def validate(call: Call) -> None:
 
 def obstacles(call: Call) -> Iterator[str]:
     """What keeps the kernels from serving a call."""
-    x, cond, uncond, previous, mask, pair = call.tensors
-    assert x is not None and cond is not None and pair is not None
+    x, cond, uncond, previous, mask, pair = call.operands
     yield from wrong_dtype(TYPES, x=x, cond=cond, uncond=uncond, previous=previous, mask=mask)
     if pair.dtype is not torch.float32:
         yield f"pair is {word(pair)}, the kernels take float32"
     if x.numel():
-        view = _tiles(call.tensors)
+        view = _tiles(call)
         if isinstance(view, str):
             yield view
 
 
-def _tiles(tensors: Sequence[Tensor | None]) -> Tiles | str:
-    x, cond, uncond, previous, mask, pair = tensors
-    assert x is not None and cond is not None and pair is not None
+def _tiles(call: Call) -> Tiles | str:
+    *streams, pair = call.operands
+    x = call.first
     nothing = (0,) * x.ndim
     per_batch = (pair.stride(0), *nothing[1:]) if pair.ndim == 2 and pair.shape[0] > 1 else nothing
     return tiles(
         x.shape,
-        *(nothing if t is None else t.expand(x.shape).stride() for t in (x, cond, uncond, previous, mask)),
+        *(nothing if t is None else t.expand(x.shape).stride() for t in streams),
         per_batch,
         packed(x.shape),
     )
@@ -216,17 +175,12 @@ def _tiles(tensors: Sequence[Tensor | None]) -> Tiles | str:
 
 def plan(call: Call, card: Card, _tactic: object = None) -> Plan:
     """Fix sizes, strides, grid and kernel; what remains per call is the output and the pointers."""
-    x, cond, uncond, previous, mask, pair = call.tensors
-    assert x is not None and cond is not None and pair is not None
+    x, cond, uncond, previous, mask, pair = call.operands
     cfg, prediction, method, blend, low, high = call.options
     new_out = output(x.shape, x.dtype, card.index)
     if not x.numel():
         return lambda *_: new_out()
-    view = known(_tiles(call.tensors))
-    floats = {
-        f"{name}_is_float": t is not None and t.dtype is torch.float32
-        for name, t in (("x", x), ("cond", cond), ("uncond", uncond), ("previous", previous), ("mask", mask))
-    }
+    view = known(_tiles(call))
     params = StepParams(
         cfg=cfg,
         blend=blend,
@@ -236,7 +190,7 @@ def plan(call: Call, card: Card, _tactic: object = None) -> Plan:
         prediction=PREDICTIONS.index(prediction),
         is_clamped=low is not None or high is not None,
         pair_step=pair.stride(-1),
-        **floats,
+        **floats(x=x, cond=cond, uncond=uncond, previous=previous, mask=mask),
     )
     view.fill(params, *_OPERANDS)
     streams = [(t, place) for t, place in zip((x, cond, uncond, previous), view.places, strict=False) if t is not None]
@@ -254,23 +208,7 @@ def plan(call: Call, card: Card, _tactic: object = None) -> Plan:
     name = f"diffusion_step_{TYPES[x.dtype]}_{TYPES[cond.dtype]}" if wide else "diffusion_step_any"
     grid, threads = view.grid(wide)
     launch = card.kernel("diffusion_step", name).prepare(params, grid=grid, block=threads, shape=call.describe())
-
-    def run(
-        x: Tensor, cond: Tensor, uncond: Tensor | None, previous: Tensor | None, mask: Tensor | None, pair: Tensor
-    ) -> Tensor:
-        out = new_out()
-        launch(
-            x.data_ptr(),
-            cond.data_ptr(),
-            0 if uncond is None else uncond.data_ptr(),
-            0 if previous is None else previous.data_ptr(),
-            0 if mask is None else mask.data_ptr(),
-            pair.data_ptr(),
-            out.data_ptr(),
-        )
-        return out
-
-    return run
+    return plan_of(launch, "x cond uncond previous mask pair", call.tensors, out=new_out)
 
 
 def shape_class(call: Call) -> str:

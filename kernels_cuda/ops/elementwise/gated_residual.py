@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from ctypes import c_int, c_int64
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,8 +16,10 @@ from torch import Tensor
 
 from ...call import Call, Plan
 from ...launcher import Card, Launch, Pointer, output, parameter_struct
+from ...plans import floats
+from ...plans import plan as plan_of
 from ...policy import STANDARD, KernelPolicy
-from ...registry import CudaCandidate, Op, StockCandidate
+from ...registry import CudaCandidate, Op, StockCandidate, nothing, overwriting
 from ..views.checks import check_shape, check_written, wrong_dtype
 from ..views.half_range import LARGEST, kept
 from ..views.rows import (
@@ -83,10 +86,6 @@ def fake(x: Tensor, *_: Any) -> Tensor:
     return x.new_empty(x.shape)
 
 
-def reference_(x: Tensor, y: Tensor, gate: Tensor | None, saturate: bool) -> None:
-    x.copy_(reference(x, y, gate, saturate))
-
-
 def stock_(x: Tensor, y: Tensor, gate: Tensor | None, saturate: bool) -> None:
     """In place wherever torch can."""
     if gate is None:
@@ -98,10 +97,6 @@ def stock_(x: Tensor, y: Tensor, gate: Tensor | None, saturate: bool) -> None:
         x.addcmul_(y, by if x.ndim > 2 else by.reshape(-1, d))
     if saturate and x.dtype is torch.float16:
         x.clamp_(-LARGEST, LARGEST)
-
-
-def fake_(*_: Any) -> None:
-    return None
 
 
 def _batches(x: Tensor) -> int:
@@ -127,8 +122,7 @@ GatedResidualParams = parameter_struct(
 
 def validate(call: Call) -> None:
     """Shapes that no implementation could serve."""
-    x, y, gate = call.tensors
-    assert x is not None and y is not None
+    x, y, gate = call.operands
     check_shape("y", y, x)
     if gate is not None:
         if x.ndim < 2:
@@ -140,8 +134,7 @@ def validate(call: Call) -> None:
 
 def obstacles(call: Call) -> Iterator[str]:
     """What keeps the kernels from serving a call. Later checks rely on earlier ones having passed."""
-    x, y, gate = call.tensors
-    assert x is not None and y is not None
+    x, y, gate = call.operands
     yield from wrong_dtype(TYPES, x=x, y=y, gate=gate)
     view = _tiles(call)
     if isinstance(view, str):
@@ -150,8 +143,7 @@ def obstacles(call: Call) -> Iterator[str]:
 
 def _tiles(call: Call) -> tuple[Tiles, int] | str:
     """Sizes and strides of x, y, gate and out, and how many tokens share a gate; or why there are none."""
-    x, y, gate = call.tensors
-    assert x is not None and y is not None
+    x, y, gate = call.operands
     written = x.stride() if call.op == GATED_.name else packed(x.shape)
     if x.numel() == 0:
         return Tiles(0, 0, 0, ((0, 0, 0),) * 4), 1
@@ -170,49 +162,29 @@ def _tiles(call: Call) -> tuple[Tiles, int] | str:
         return f"x: {x_rows.tokens} tokens exceed {MOST_ROWS}"
     b, s, d = x_rows.batches, x_rows.tokens, x_rows.d
     x_place = (x_rows.batch_stride, x_rows.row_stride, 1)
-    return Tiles(
-        b,
-        s,
-        d,
-        (
-            x_place,
-            (y_rows.batch_stride, y_rows.row_stride, 1),
-            (shared.batch_stride, shared.frame_stride, 1),
-            x_place if call.op == GATED_.name else (s * d, d, 1),
-        ),
-    ), shared.tokens_per_frame
+    y_place, gate_place = (y_rows.batch_stride, y_rows.row_stride, 1), (shared.batch_stride, shared.frame_stride, 1)
+    out_place = x_place if call.op == GATED_.name else (s * d, d, 1)
+    return Tiles(b, s, d, (x_place, y_place, gate_place, out_place)), shared.tokens_per_frame
 
 
 def plan(call: Call, card: Card, _tactic: object = None) -> Plan:
     """Fix sizes, strides, grid and kernel; what remains per call is the output and the pointers."""
     x = call.first
     new_out = output(x.shape, x.dtype, card.index)
-    launch = _prepare(call, card) if x.numel() else None
-
-    def out_of_place(x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
-        out = new_out()
-        if launch is not None:
-            launch(x.data_ptr(), y.data_ptr(), 0 if gate is None else gate.data_ptr(), out.data_ptr())
-        return out
-
-    def in_place(x: Tensor, y: Tensor, gate: Tensor | None) -> None:
-        if launch is not None:
-            launch(x.data_ptr(), y.data_ptr(), 0 if gate is None else gate.data_ptr(), x.data_ptr())
-
-    return in_place if call.op == GATED_.name else out_of_place
+    launches = [_prepare(call, card)] if x.numel() else []
+    if call.op == GATED_.name:
+        return plan_of(launches, "x=out y gate", call.tensors)
+    return plan_of(launches, "x y gate", call.tensors, out=new_out)
 
 
 def _prepare(call: Call, card: Card) -> Launch:
-    x, y, gate = call.tensors
-    assert x is not None and y is not None
+    x, y, gate = call.operands
     found = _tiles(call)
     view, run = found if isinstance(found, tuple) else (known(found), 1)
     params = GatedResidualParams(
         tokens_per_frame=run,
-        x_is_float=x.dtype is torch.float32,
-        y_is_float=y.dtype is torch.float32,
-        gate_is_float=gate is not None and gate.dtype is torch.float32,
         saturate=call.options[0] and x.dtype is torch.float16,
+        **floats(x=x, y=y, gate=gate),
     )
     view.fill(params, "x", "y", "gate", "out")
     columns = [column for _, _, column in view.places]
@@ -248,13 +220,11 @@ GATED = Op(
     kernels={"gated_residual": _KERNELS},
 )
 
-GATED_ = Op(
+GATED_ = replace(
+    GATED,
     name="gated_residual_",
     schema="(Tensor(a!) x, Tensor y, Tensor? gate, bool saturate, str policy) -> ()",
-    reference=reference_,
-    fake=fake_,
+    reference=overwriting(reference),
+    fake=nothing,
     candidates=(CudaCandidate("cuda", obstacles, plan), StockCandidate(stock_)),
-    shape_class=shape_class,
-    validate=validate,
-    kernels={"gated_residual": _KERNELS},
 )

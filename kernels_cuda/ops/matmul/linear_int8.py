@@ -6,7 +6,7 @@ linear_int8_operands.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from ctypes import c_int
 from dataclasses import dataclass, replace
 from typing import Any
@@ -162,7 +162,7 @@ def plan(call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
     new_out = output(p.shape, p.out_dtype, card.index)
     if not p.m * p.n:
         return (lambda *_: new_out()) if p.out is None else (lambda *_: None)
-    rounding: Callable[[Tensor], Int8Rows] | None = None
+    rounding: Plan | None = None
     if o.x_scale is None:
         rounding = prepare(card, p.x, o.rotation, call.describe())
         p = o.rounded(torch.empty(p.x.shape, dtype=torch.int8, device="meta"))

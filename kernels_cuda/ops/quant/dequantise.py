@@ -6,14 +6,15 @@ The maths, the layout and the access pattern stand at the head of src/dequantise
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from ctypes import c_int64, c_uint
 
 import torch
 from torch import Tensor
 
 from ...call import Call, Plan, round_up
-from ...launcher import MAX_GRID, Card, Launch, Pointer, output, parameter_struct
+from ...launcher import MAX_GRID, Card, Pointer, output, parameter_struct
+from ...plans import plan as plan_of
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
 from ..views.checks import check_written, word
@@ -70,16 +71,14 @@ DequantiseParams = parameter_struct(
 
 def validate(call: Call) -> None:
     """Shapes and types that no implementation could serve."""
-    packed, *rest = call.tensors
+    packed, *rest = call.operands
     (encoding,) = call.options
-    assert packed is not None
     if packed.dtype is not torch.uint8:
         raise ValueError(f"packed: {word(packed)} {list(packed.shape)} is not uint8")
     unpacked_shape(packed, encoding)
-    if call.op == "dequantise_into":
-        assert rest[0] is not None
-        check_out(packed, rest[0], encoding)
-        check_written({"out": rest[0]}, {"packed": packed})
+    for out in rest:
+        check_out(packed, out, encoding)
+        check_written({"out": out}, {"packed": packed})
 
 
 def obstacles(call: Call) -> Iterator[str]:
@@ -95,47 +94,24 @@ def obstacles(call: Call) -> Iterator[str]:
 
 def plan(call: Call, card: Card, _tactic: object) -> Plan:
     """Fix sizes, grid and kernel; what remains per call is the output and the pointers."""
-    launch = _prepare(call, card)
-    packed = call.tensors[0]
     (encoding,) = call.options
-    assert packed is not None
-    if call.op == "dequantise_into":
-
-        def into(packed: Tensor, out: Tensor) -> None:
-            launch(packed.data_ptr(), 0, out.data_ptr())
-
-        return into
-    new_out = output(unpacked_shape(packed, encoding), torch.float16, card.index)
-
-    def run(packed: Tensor) -> Tensor:
-        out = new_out()
-        launch(packed.data_ptr(), 0, out.data_ptr())
-        return out
-
-    return run
-
-
-def _nothing(*_: int) -> None:
-    """The launch for a tensor without elements."""
+    new_out = output(unpacked_shape(call.first, encoding), torch.float16, card.index)
+    chunks = _chunks(call)
+    if not chunks:
+        return plan_of((), "packed out", call.tensors, out=new_out)
+    params = DequantiseParams(rows=1, blocks=_blocks(call), chunks=chunks)
+    kernel = card.kernel("dequantise", f"dequantise_{encoding}")
+    launch = kernel.prepare(params, grid=(chunks, 1, 1), block=THREADS, shape=call.describe())
+    return plan_of(launch, "packed out", call.tensors, out=new_out)
 
 
 def _blocks(call: Call) -> int:
     """Of the whole tensor, which is one row."""
-    packed = call.first
-    return packed.numel() // block_type(call.options[0]).bytes
+    return call.first.numel() // block_type(call.options[0]).bytes
 
 
 def _chunks(call: Call) -> int:
     return math.ceil(_blocks(call) * block_type(call.options[0]).elements / CHUNK)
-
-
-def _prepare(call: Call, card: Card) -> Launch | Callable[..., None]:
-    chunks = _chunks(call)
-    if not chunks:
-        return _nothing
-    params = DequantiseParams(rows=1, blocks=_blocks(call), chunks=chunks)
-    kernel = card.kernel("dequantise", f"dequantise_{call.options[0]}")
-    return kernel.prepare(params, grid=(chunks, 1, 1), block=THREADS, shape=call.describe())
 
 
 def shape_class(call: Call) -> str:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ...call import Call, Plan
 from ...launcher import Card, Pointer, output, parameter_struct
+from ...plans import plan as plan_of
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
 from ..views.checks import check_written, wrong_dtype
@@ -85,20 +86,18 @@ Int8ToHalfParams = parameter_struct(
 
 def validate(call: Call) -> None:
     """Shapes that no implementation could serve."""
-    x, scale, *rest = call.tensors
-    assert x is not None and scale is not None
+    x, scale, *rest = call.operands
     if x.ndim != 2:
         raise ValueError(f"x: {list(x.shape)} is not [rows, k]")
     over_rows(scale, x)
     check_rotation(call.options[0], x.shape[1])
-    if rest and rest[0] is not None:
-        check_out(x, rest[0])
-        check_written({"out": rest[0]}, {"x": x, "scale": scale})
+    for out in rest:
+        check_out(x, out)
+        check_written({"out": out}, {"x": x, "scale": scale})
 
 
 def obstacles(call: Call) -> Iterator[str]:
-    x, scale, *rest = call.tensors
-    assert x is not None and scale is not None
+    x, scale, *rest = call.operands
     yield from wrong_dtype((torch.int8,), x=x)
     yield from wrong_dtype((torch.float32,), scale=scale)
     if x.shape[1] % PACK:
@@ -112,32 +111,21 @@ def obstacles(call: Call) -> Iterator[str]:
 
 def plan(call: Call, card: Card, _tactic: object) -> Plan:
     """Fix sizes and grid; what remains per call is the output and the pointers."""
-    x, scale, *rest = call.tensors
-    assert x is not None and scale is not None
+    x, scale, *_ = call.operands
     new_out = output(x.shape, torch.float16, card.index)
     if not x.numel():
-        return (lambda *_: None) if rest else (lambda *_: new_out())
+        return plan_of((), "x8 scale out", call.tensors, out=new_out)
     packs = x.numel() // PACK
     params = Int8ToHalfParams(
         packs=packs, packs_per_row=x.shape[1] // PACK, scale_per_row=int(scale.numel() > 1), group=call.options[0]
     )
     kernel = card.kernel("int8_to_half", "int8_to_half")
     launch = kernel.prepare(params, grid=(-(-packs // CHUNK), 1, 1), block=CHUNK // 4, shape=call.describe())
-
-    def into(x: Tensor, scale: Tensor, out: Tensor) -> None:
-        launch(x.data_ptr(), scale.data_ptr(), out.data_ptr())
-
-    def single(x: Tensor, scale: Tensor) -> Tensor:
-        out = new_out()
-        into(x, scale, out)
-        return out
-
-    return into if rest else single
+    return plan_of(launch, "x8 scale out", call.tensors, out=new_out)
 
 
 def shape_class(call: Call) -> str:
-    x, scale, *_ = call.tensors
-    assert x is not None and scale is not None
+    x, scale, *_ = call.operands
     return f"{row_class(x)} scales={min(scale.numel(), 2)} rotation {call.options[0]}"
 
 

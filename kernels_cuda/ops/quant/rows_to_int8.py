@@ -6,7 +6,7 @@ The maths, the layout and the access pattern stand at the head of src/rows_to_in
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from ctypes import c_int, c_int64
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ...call import Call, Plan
 from ...launcher import MAX_GRID, Card, Pointer, output, parameter_struct
+from ...plans import plan as plan_of
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
 from ..views.checks import wrong_dtype
@@ -136,35 +137,27 @@ def row_obstacles(x: Tensor) -> Iterator[str]:
         yield f"{view.batches} batches exceed a grid"
 
 
-def prepare(card: Card, x: Tensor, rotation: int, describe: str) -> Callable[[Tensor], Int8Rows]:
-    """What rounds tensors of x's shape and strides."""
+def prepare(card: Card, x: Tensor, rotation: int, describe: str) -> Plan:
+    """What rounds tensors of x's shape and strides: to numbers and scales."""
     view = folded(row_view(x if x.ndim > 1 else x[None]))
+    launches = []
+    if x.numel():
+        block = Block.of(view.d)
+        params = RowsToInt8Params(x_batch=view.batch_stride, x_row=view.row_stride, k=view.d, group=rotation)
+        kernel = card.kernel("rows_to_int8", f"rows_to_int8_{block.packs}")
+        grid = (view.tokens, view.batches, 1)
+        launches = [kernel.prepare(params, grid=grid, block=block.threads, shape=describe)]
     new_numbers = output(x.shape, torch.int8, card.index)
     new_scales = output(x.shape[:-1], torch.float32, card.index)
-    if not x.numel():
-        return lambda _: Int8Rows(new_numbers(), new_scales())
-    block = Block.of(view.d)
-    params = RowsToInt8Params(x_batch=view.batch_stride, x_row=view.row_stride, k=view.d, group=rotation)
-    kernel = card.kernel("rows_to_int8", f"rows_to_int8_{block.packs}")
-    launch = kernel.prepare(params, grid=(view.tokens, view.batches, 1), block=block.threads, shape=describe)
-
-    def run(x: Tensor) -> Int8Rows:
-        found = Int8Rows(new_numbers(), new_scales())
-        launch(x.data_ptr(), found.numbers.data_ptr(), found.scales.data_ptr())
-        return found
-
-    return run
+    return plan_of(launches, "x", (x,), x8=new_numbers, scales=new_scales)
 
 
 def plan(call: Call, card: Card, _tactic: object) -> Plan:
-    x = call.first
-    run = prepare(card, x, call.options[0], call.describe())
-    return lambda x: tuple(run(x))
+    return prepare(card, call.first, call.options[0], call.describe())
 
 
 def shape_class(call: Call) -> str:
-    x = call.first
-    return f"{row_class(x)} rotation {call.options[0]}"
+    return f"{row_class(call.first)} rotation {call.options[0]}"
 
 
 KERNELS = {"rows_to_int8": tuple(f"rows_to_int8_{packs}" for packs in BLOCKS)}

@@ -6,7 +6,7 @@ The maths, the layout and the access pattern stand at the head of src/to_half.cu
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from ctypes import c_int, c_int64
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ...call import Call, Plan
 from ...launcher import Card, Launch, Pointer, output, parameter_struct
+from ...plans import plan as plan_of
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
 from ..views.checks import check_written, wrong_dtype
@@ -81,8 +82,7 @@ def stock(x: Tensor, scale: Tensor | None) -> Tensor:
 
 def beside(call: Call) -> int:
     """Bytes that stock's way takes on the way: fp32 or fp16 numbers again, and what is finite of them."""
-    x, scale = call.tensors[:2]
-    assert x is not None
+    x, scale, *_ = call.operands
     return 0 if scale is None and x.dtype in EXACT else 8 * x.numel()
 
 
@@ -135,21 +135,20 @@ def matrix(x: Tensor, by_row: bool) -> Matrix | str:
 
 def validate(call: Call) -> None:
     """Shapes that no implementation could serve."""
-    x, scale, *rest = call.tensors
-    assert x is not None
+    x, scale, *rest = call.operands
     if scale is not None:
         over_rows(scale, x)
-    if rest and rest[0] is not None:
-        check_out(x, rest[0])
-        check_written({"out": rest[0]}, {"x": x, "scale": scale})
+    for out in rest:
+        check_out(x, out)
+        check_written({"out": out}, {"x": x, "scale": scale})
 
 
 def obstacles(call: Call) -> Iterator[str]:
     """What keeps the kernels from serving a call."""
-    x, scale, *rest = call.tensors
-    assert x is not None
-    if rest and rest[0] is not None and not rest[0].is_contiguous():
-        yield f"out is not contiguous (strides {rest[0].stride()})"
+    x, scale, *rest = call.operands
+    for out in rest:
+        if not out.is_contiguous():
+            yield f"out is not contiguous (strides {out.stride()})"
     yield from wrong_dtype(TYPES, x=x)
     yield from wrong_dtype((torch.float32,), scale=scale)
     if scale is not None and not scale.is_contiguous():
@@ -161,41 +160,18 @@ def obstacles(call: Call) -> Iterator[str]:
 
 def plan(call: Call, card: Card, _tactic: object) -> Plan:
     """Fix sizes, strides, grid and kernel; what remains per call is the output and the pointers."""
-    x, _, *rest = call.tensors
-    assert x is not None
-    if rest:
-        assert rest[0] is not None
-        launch = _prepare(call, card, rest[0].data_ptr())
-
-        def into(x: Tensor, scale: Tensor | None, out: Tensor) -> None:
-            launch(x.data_ptr(), 0 if scale is None else scale.data_ptr(), out.data_ptr())
-
-        return into
-    new_out = output(x.shape, torch.float16, card.index)
-    launch = _prepare(call, card, 0)
-
-    def run(x: Tensor, scale: Tensor | None) -> Tensor:
-        out = new_out()
-        launch(x.data_ptr(), 0 if scale is None else scale.data_ptr(), out.data_ptr())
-        return out
-
-    return run
+    x = call.first
+    launches = [_prepare(call, card)] if x.numel() else []
+    return plan_of(launches, "x scale out", call.tensors, out=output(x.shape, torch.float16, card.index))
 
 
-def _nothing(*_: int) -> None:
-    """The launch for a tensor without elements."""
-
-
-def _prepare(call: Call, card: Card, out: int) -> Launch | Callable[..., None]:
-    x, scale, *_ = call.tensors
-    assert x is not None
+def _prepare(call: Call, card: Card) -> Launch:
+    x, scale, *rest = call.operands
     by_row = scale is not None and scale.numel() > 1
     view = matrix(x, by_row)
     assert not isinstance(view, str)  # `obstacles` found none
-    if x.numel() == 0:
-        return _nothing
     unit = min(16, PACK * x.element_size())  # bytes that one load of a pack takes at once
-    whole = x.data_ptr() % unit == 0 and out % 16 == 0
+    whole = x.data_ptr() % unit == 0 and all(out.data_ptr() % 16 == 0 for out in rest)
     if view.rows > 1:
         whole = whole and view.cols % PACK == 0 and view.stride % PACK == 0
     packs_per_row = -(-view.cols // PACK)
@@ -222,8 +198,7 @@ def reciprocal(divisor: int) -> int:
 
 
 def shape_class(call: Call) -> str:
-    x, scale, *_ = call.tensors
-    assert x is not None
+    x, scale, *_ = call.operands
     scales = 0 if scale is None else min(scale.numel(), 2)
     return f"{row_class(x)} scales={scales} contiguous={x.is_contiguous()}"
 

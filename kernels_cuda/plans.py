@@ -1,0 +1,103 @@
+"""Plans made of prepared launches: which tensor of a call goes into which pointer of a struct.
+
+`plan` is given the pointers' names in the order of the call's tensors, and makers of what the call
+returns or needs on the way. Which operands are absent is known by then, because that is part of a
+call's signature: their pointers stay null, and a call does not look at them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .call import Plan, Tensors
+from .launcher import Launch
+
+Maker = Callable[[], Tensor]
+
+
+def plan(
+    launches: Launch | Sequence[Launch],
+    names: str,
+    tensors: Tensors,
+    *,
+    scratch: Mapping[str, Maker] | None = None,
+    **results: Maker,
+) -> Plan:
+    """A plan that makes its results, launches all of these in turn and returns the results.
+
+    launches  with the same pointers each; none where there is nothing to compute
+    names     pointers of the struct in the order of the call's tensors; `x=out` is both, where a tensor is written in place. May
+              end with pointers that only some calls have operands for
+    tensors   the call's own: what is None stays null
+    scratch   makers of memory that is not returned, by their pointers
+    results   makers of what is returned, by their pointers; a result among the operands is written where that lies
+    """
+    launches = [launches] if isinstance(launches, Launch) else launches
+    given = names.split()[: len(tensors)]
+    made = [(name, maker) for name, maker in results.items() if name not in given]
+    count = len(made)
+    made += (scratch or {}).items()
+    places = {
+        pointer: i
+        for i, name in enumerate((*given, *(name for name, _ in made)))
+        if i >= len(tensors) or tensors[i] is not None
+        for pointer in name.split("=")
+    }
+    steps = [(launch.filler(places), launch.send) for launch in launches]
+    makers = [maker for _, maker in made]
+    if len(steps) == 1 and len(makers) <= 1:
+        return _short(*steps[0], *makers)
+
+    def run(*tensors: Tensor | None) -> Any:
+        made = [make() for make in makers]
+        everything = (*tensors, *made)
+        for fill, send in steps:
+            fill(everything)
+            send()
+        return made[0] if count == 1 else tuple(made[:count]) or None
+
+    return run
+
+
+def _short(fill: Callable[[Tensors], None], send: Callable[[], None], make: Maker | None = None) -> Plan:
+    """The usual plan, of one launch and at most one result, in the fewest steps."""
+    if make is None:
+
+        def into(*tensors: Tensor | None) -> None:
+            fill(tensors)
+            send()
+
+        return into
+
+    def run(*tensors: Tensor | None) -> Tensor:
+        out = make()
+        fill((*tensors, out))
+        send()
+        return out
+
+    return run
+
+
+# -------------------------------------------------------------------------------- fields of a struct, by operands' names
+
+
+def floats(**tensors: Tensor | None) -> dict[str, bool]:
+    """`x_is_float` of each operand: whether it is fp32."""
+    return {f"{name}_is_float": t is not None and t.dtype is torch.float32 for name, t in tensors.items()}
+
+
+def strides(dimensions: str, *, used: bool = False, **tensors: Tensor | None) -> dict[str, int]:
+    """`x_batch`, `x_token` and so on: the strides of each operand's first dimensions, which are named here.
+
+    used  0 instead of the stride of a dimension of one, where torch leaves anything
+    """
+    return {
+        f"{name}_{dimension}": stride if size > 1 or not used else 0
+        for name, t in tensors.items()
+        if t is not None
+        for dimension, size, stride in zip(dimensions.split(), t.shape, t.stride(), strict=False)
+    }
