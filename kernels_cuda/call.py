@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ Tensors = tuple["Tensor | None", ...]
 Options = tuple[Any, ...]
 Plan = Callable[..., Any]
 Begun = Callable[[], bool]
+Named = TypeVar("Named")
+Result = TypeVar("Result")
 
 ALIGNMENT = 16
 
@@ -107,6 +109,13 @@ class Tunable(Protocol):
     @property
     def writes(self) -> Sequence[int]:
         """Which of its operands it writes over."""
+
+
+def by_name(
+    of: Callable[[Tensors, Options], Named], count: int, run: Callable[[Named], Result]
+) -> Callable[..., Result]:
+    """What an op calls with `count` tensors and then options, of a function that takes them by name, as `of` makes them."""
+    return lambda *given: run(of(given[:count], given[count:]))
 
 
 def round_up(size: int) -> int:

@@ -6,9 +6,9 @@ The maths, the layout and the access pattern stand at the head of src/few_rows.c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from ctypes import c_float, c_int, c_int64
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +16,8 @@ from torch.nn import functional
 
 from ...call import Call, Plan, round_up
 from ...launcher import Card, Launch, Pointer, output, parameter_struct
+from ...plans import floats
+from ...plans import plan as plan_of
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
 from ..quant.packed_blocks import BLOCK_TYPES, unpacked, unpacked_shape
@@ -120,16 +122,9 @@ def compute(
 
 
 def reference(
-    x: Tensor,
-    weight: Tensor,
-    scale: Tensor | None,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    encoding: str,
-    factor: float = 1.0,
-    joined: bool = False,
-    out_dtype: torch.dtype | None = None,
-) -> Tensor:
+    x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None, residual: Tensor | None, encoding: str,
+    factor: float = 1.0, joined: bool = False, out_dtype: torch.dtype | None = None,
+) -> Tensor:  # fmt: skip
     """The oracle, in fp32 or, for float64 inputs, in float64."""
     dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
     value = x.to(dtype) @ numbers(weight, encoding, scale, dtype).t()
@@ -139,16 +134,9 @@ def reference(
 
 
 def stock(
-    x: Tensor,
-    weight: Tensor,
-    scale: Tensor | None,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    encoding: str,
-    factor: float = 1.0,
-    joined: bool = False,
-    out_dtype: torch.dtype | None = None,
-) -> Tensor:
+    x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None, residual: Tensor | None, encoding: str,
+    factor: float = 1.0, joined: bool = False, out_dtype: torch.dtype | None = None,
+) -> Tensor:  # fmt: skip
     """What has no kernel for it runs: the weight becomes numbers of the result's type, then cuBLAS."""
     dtype = out_dtype or x.dtype
     plain = numbers(weight, encoding, scale, torch.float32).to(dtype)
@@ -157,17 +145,8 @@ def stock(
     return compute(value, None if alone else bias, residual, factor, joined=joined).to(dtype)
 
 
-def fake(
-    x: Tensor,
-    weight: Tensor,
-    _scale: Tensor | None,
-    _bias: Tensor | None,
-    _residual: Tensor | None,
-    _encoding: str,
-    _factor: float,
-    joined: bool,
-    out_dtype: torch.dtype | None,
-) -> Tensor:
+def fake(x: Tensor, weight: Tensor, *given: Any) -> Tensor:
+    *_, joined, out_dtype = given
     return x.new_empty((*leading(x, joined=joined), weight.shape[0]), dtype=out_dtype or x.dtype)
 
 
@@ -189,9 +168,8 @@ FewRowsParams = parameter_struct(
 
 def validate(call: Call) -> None:
     """Shapes and types that no implementation could serve."""
-    x, weight, scale, bias, residual = call.tensors
+    x, weight, scale, bias, residual = call.operands
     encoding, factor, joined, out_dtype = call.options
-    assert x is not None and weight is not None
     check_scale(factor)
     check_one_of("encoding", encoding, (*BLOCK_TYPES, *PLAIN))
     wanted = PLAIN.get(encoding, torch.uint8)
@@ -218,9 +196,8 @@ def validate(call: Call) -> None:
 
 def obstacles(call: Call) -> Iterator[str]:
     """What keeps the kernels from serving a call."""
-    x, weight, scale, bias, residual = call.tensors
+    x, weight, scale, bias, residual = call.operands
     encoding = call.options[0]
-    assert x is not None and weight is not None
     if encoding not in STEPS:
         yield f"weights are {encoding}, the kernels take {', '.join(STEPS)}"
     yield from wrong_dtype((torch.float16,), x=x)
@@ -247,38 +224,17 @@ def _rows(x: Tensor) -> int:
 
 def plan(call: Call, card: Card, _tactic: object) -> Plan:
     """Fix sizes, grid and kernel; what remains per call is the output and the pointers."""
-    x, weight = call.tensors[:2]
-    assert x is not None and weight is not None
+    x, weight, *_ = call.operands
     *_, joined, out_dtype = call.options
     new_out = output((*leading(x, joined=joined), weight.shape[0]), out_dtype or x.dtype, card.index)
-    launch = _prepare(call, card)
-
-    def run(x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None, residual: Tensor | None) -> Tensor:
-        out = new_out()
-        launch(
-            weight.data_ptr(),
-            x.data_ptr(),
-            0 if scale is None else scale.data_ptr(),
-            0 if bias is None else bias.data_ptr(),
-            0 if residual is None else residual.data_ptr(),
-            out.data_ptr(),
-        )
-        return out
-
-    return run
+    launches = [_prepare(call, card)] if _rows(x) * weight.shape[0] else []
+    return plan_of(launches, "x weight scale bias residual", call.tensors, out=new_out)
 
 
-def _nothing(*_: int) -> None:
-    """The launch for a result without elements."""
-
-
-def _prepare(call: Call, card: Card) -> Launch | Callable[..., None]:
-    x, weight, scale, bias, residual = call.tensors
+def _prepare(call: Call, card: Card) -> Launch:
+    x, weight, scale, bias, residual = call.operands
     encoding, factor, joined, out_dtype = call.options
-    assert x is not None and weight is not None
     m, n, k = _rows(x), weight.shape[0], x.shape[-1]
-    if m * n == 0:
-        return _nothing
     step = STEPS[encoding]
     params = FewRowsParams(
         row_bytes=k // step.elements * step.bytes,
@@ -289,9 +245,8 @@ def _prepare(call: Call, card: Card) -> Launch | Callable[..., None]:
         factor=factor,
         scale_step=scale is not None and scale.numel() > 1,
         joined=m // PARTS if joined else 0,
-        bias_is_float=bias is not None and bias.dtype is torch.float32,
-        residual_is_float=residual is not None and residual.dtype is torch.float32,
         out_is_float=out_dtype is torch.float32,
+        **floats(bias=bias, residual=residual),
     )
     columns, blocks = kernel_for(m, n, params.steps, card.multiprocessors)
     kernel = card.kernel("few_rows", f"few_rows_{encoding}_{columns}")
@@ -307,8 +262,7 @@ def kernel_for(m: int, n: int, steps: int, multiprocessors: int) -> tuple[int, i
 
 
 def shape_class(call: Call) -> str:
-    x, weight = call.tensors[:2]
-    assert x is not None and weight is not None
+    x, weight, *_ = call.operands
     encoding, _, joined, out_dtype = call.options
     asked = f"{' joined' if joined else ''}{' float32' if out_dtype is torch.float32 else ''}"
     return f"{encoding} {round_up(_rows(x))}x{weight.shape[0]}x{x.shape[-1]}{asked}"

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ...call import Call, Plan
 from ...launcher import Card, Pointer, output, parameter_struct
+from ...plans import plan as plan_of
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
 from ..views.checks import check_one_of, check_scale, check_shape, wrong_dtype
@@ -76,8 +77,7 @@ JoinSumsParams = parameter_struct(
 
 def validate(call: Call) -> None:
     """Shapes and options that no implementation could serve."""
-    first, second = call.tensors
-    assert first is not None
+    first, second = call.operands
     activation, scale, _ = call.options
     check_one_of("activation", activation, ACTIVATIONS)
     check_scale(scale)
@@ -87,8 +87,7 @@ def validate(call: Call) -> None:
 
 def obstacles(call: Call) -> Iterator[str]:
     """What keeps the kernels from serving a call."""
-    first, second = call.tensors
-    assert first is not None
+    first, second = call.operands
     yield from wrong_dtype((torch.float32,), first=first, second=second)
     view = _tiles(first, second) if first.numel() else None
     if isinstance(view, str):
@@ -104,8 +103,7 @@ def _tiles(first: Tensor, second: Tensor | None) -> Tiles | str:
 
 def plan(call: Call, card: Card, _tactic: object = None) -> Plan:
     """Fix sizes, strides, grid and kernel; what remains per call is the output and the pointers."""
-    first, second = call.tensors
-    assert first is not None
+    first, second = call.operands
     activation, scale, parts = call.options
     new_out = output(first.shape if parts else first.shape[1:], torch.float16, card.index)
     if not first.numel():
@@ -126,13 +124,7 @@ def plan(call: Call, card: Card, _tactic: object = None) -> Plan:
     launch = card.kernel("join_sums", f"join_sums_{activation if wide else 'any'}").prepare(
         params, grid=grid, block=threads, shape=call.describe()
     )
-
-    def run(first: Tensor, second: Tensor | None) -> Tensor:
-        out = new_out()
-        launch(first.data_ptr(), 0 if second is None else second.data_ptr(), out.data_ptr())
-        return out
-
-    return run
+    return plan_of(launch, "first second", call.tensors, out=new_out)
 
 
 def shape_class(call: Call) -> str:

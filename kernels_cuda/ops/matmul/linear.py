@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from ctypes import c_float, c_int, c_int64
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...call import Call, Plan
+from ...call import Call, Plan, by_name
 from ...launcher import MAX_GRID, Card, Launch, Pointer, output, parameter_struct
+from ...plans import floats
+from ...plans import plan as plan_of
 from ...policy import STANDARD, IsaClass, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
 from ..views.checks import bias_obstacles, word, wrong_dtype
@@ -59,6 +62,13 @@ class Cut:
 
     def tiles(self, m: int, n: int, paired: bool) -> int:
         return -(-m // self.rows) * -(-n // self.out_columns(paired))
+
+    def cost(self, m: int, n: int, paired: bool, multiprocessors: int) -> int:
+        """Rounds of blocks over the card, by the rows of warps that a multiprocessor works through."""
+        rounds, left = divmod(self.tiles(m, n, paired), multiprocessors * self.resident)
+        last = -(-left // multiprocessors) * self.warps
+        # With fewer than four warps some of a multiprocessor's quarters have nothing to do.
+        return (rounds * self.resident * self.warps + (max(last, 4) if last else 0)) * self.warp_rows
 
 
 # How well each uses the tensor cores, once there is enough work: for choosing without measuring. Best known first.
@@ -247,16 +257,9 @@ def ways(call: Call) -> list[Tactic]:
 
 
 def best_cut(m: int, n: int, paired: bool, multiprocessors: int, isa: IsaClass, precision: str = "precise") -> Cut:
-    """The least time by rule: rounds of blocks over the card, by the warps a multiprocessor works through."""
-
-    def cost(cut: Cut) -> float:
-        rounds, left = divmod(cut.tiles(m, n, paired), multiprocessors * cut.resident)
-        last = -(-left // multiprocessors) * cut.warps
-        # With fewer than four warps some of a multiprocessor's quarters have nothing to do.
-        warps = rounds * cut.resident * cut.warps + (max(last, 4) if last else 0)
-        return warps * cut.warp_rows / CUTS[cut][isa]
-
-    return min((cut for cut in CUTS if precision in cut.precisions), key=cost)
+    """The least time by rule."""
+    able = (cut for cut in CUTS if precision in cut.precisions)
+    return min(able, key=lambda cut: cut.cost(m, n, paired, multiprocessors) / CUTS[cut][isa])
 
 
 def plan(call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
@@ -266,44 +269,23 @@ def plan(call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
     if not o.m * o.n:
         return (lambda *_: new_out()) if o.out is None else (lambda *_: None)
     launch = _prepare(call, o, card, tactic)
+    into = "" if o.out is None else "out "
+    if call.tensors[-1] is not None or not o.paired:
+        names = "x weight up" if o.paired else "x weight bias residual gate"
+        return plan_of(launch, into + names, call.tensors, out=new_out)
+    assert o.up is not None
+    second = o.up.data_ptr() - o.weight.data_ptr()  # of halves of one tensor
 
-    def single(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, gate: Tensor | None) -> Tensor:
-        out = new_out()
-        into(out, x, weight, bias, residual, gate)
-        return out
-
-    def into(
-        out: Tensor,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        residual: Tensor | None,
-        gate: Tensor | None,
-    ) -> None:
-        launch(
-            x.data_ptr(),
-            weight.data_ptr(),
-            0,
-            0 if bias is None else bias.data_ptr(),
-            0 if residual is None else residual.data_ptr(),
-            0 if gate is None else gate.data_ptr(),
-            out.data_ptr(),
-        )
-
-    second = 0 if o.up is None else o.up.data_ptr() - o.weight.data_ptr()  # of halves of one tensor
-
-    def pair(x: Tensor, weight: Tensor, up: Tensor | None) -> Tensor:
-        out = new_out()
-        pair_into(out, x, weight, up)
-        return out
-
-    def pair_into(out: Tensor, x: Tensor, weight: Tensor, up: Tensor | None) -> None:
+    def pair_into(out: Tensor, x: Tensor, weight: Tensor, _: None) -> None:
         at = weight.data_ptr()
-        launch(x.data_ptr(), at, at + second if up is None else up.data_ptr(), 0, 0, 0, out.data_ptr())
+        launch(x.data_ptr(), at, at + second, 0, 0, 0, out.data_ptr())
 
-    if o.paired:
-        return pair if o.out is None else pair_into
-    return single if o.out is None else into
+    def pair(*tensors: Any) -> Tensor:
+        out = new_out()
+        pair_into(out, *tensors)
+        return out
+
+    return pair_into if into else pair
 
 
 def parameters(o: Operands, x: Rows, weight: Rows) -> dict[str, Any]:
@@ -312,7 +294,6 @@ def parameters(o: Operands, x: Rows, weight: Rows) -> dict[str, Any]:
     residual = out if o.residual is None else row_view(o.residual)
     gate = shared_row(o.gate, out, "gate") or SharedRow(0, 0, o.tokens)
     assert isinstance(gate, SharedRow)  # no string here: `obstacles` found none
-    of_floats = {"bias": o.bias, "residual": o.residual, "gate": o.gate}
     return {
         "x_batch": x.batch_stride,
         "residual_batch": residual.batch_stride,
@@ -332,7 +313,7 @@ def parameters(o: Operands, x: Rows, weight: Rows) -> dict[str, Any]:
         "scale": o.scale,
         "saturate": o.saturate and o.out_dtype is torch.float16,
         "out_is_float": o.out_dtype is torch.float32,
-        **{f"{name}_is_float": t is not None and t.dtype is torch.float32 for name, t in of_floats.items()},
+        **floats(bias=o.bias, residual=o.residual, gate=o.gate),
     }
 
 
@@ -377,12 +358,13 @@ def class_of(o: Operands, *more: str) -> str:
 # ----------------------------------------------------------------------------------------------------------- the ops
 
 
-def reference(*arguments: Any) -> Tensor:
-    return compute(Operands.of("linear", arguments[:5], arguments[5:]))
+def _empty(o: Operands) -> Tensor:
+    return o.x.new_empty(o.shape, dtype=o.out_dtype)
 
 
-def stock(*arguments: Any) -> Tensor:
-    return stock_compute(Operands.of("linear", arguments[:5], arguments[5:]))
+_OF, _OF_PAIR = partial(Operands.of, "linear"), partial(Operands.of, "linear_pair")
+reference, stock, fake = (by_name(_OF, 5, run) for run in (compute, stock_compute, _empty))
+pair_reference, pair_stock, pair_fake = (by_name(_OF_PAIR, 3, run) for run in (compute, stock_compute, _empty))
 
 
 def _is_plain(o: Operands) -> bool:
@@ -416,26 +398,6 @@ def stock_plan_(call: Call) -> Plan | None:
             torch.addmm(bias, flat, weight.t(), out=rows_out)
 
     return run
-
-
-def fake(*arguments: Any) -> Tensor:
-    return _empty(Operands.of("linear", arguments[:5], arguments[5:]))
-
-
-def pair_reference(*arguments: Any) -> Tensor:
-    return compute(Operands.of("linear_pair", arguments[:3], arguments[3:]))
-
-
-def pair_stock(*arguments: Any) -> Tensor:
-    return stock_compute(Operands.of("linear_pair", arguments[:3], arguments[3:]))
-
-
-def pair_fake(*arguments: Any) -> Tensor:
-    return _empty(Operands.of("linear_pair", arguments[:3], arguments[3:]))
-
-
-def _empty(o: Operands) -> Tensor:
-    return o.x.new_empty(o.shape, dtype=o.out_dtype)
 
 
 def _kernels(paired: bool) -> dict[str, tuple[str, ...]]:

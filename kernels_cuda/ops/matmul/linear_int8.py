@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from ctypes import c_int
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from ...call import Call, Plan
+from ...call import Call, Plan, by_name
 from ...launcher import Card, Launch, Pointer, output, parameter_struct
+from ...plans import plan as plan_of
 from ...policy import STANDARD, IsaClass, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
 from ..quant.rows_to_int8 import Int8Rows, prepare, row_obstacles
@@ -23,7 +24,6 @@ from ..views.checks import word, wrong_dtype
 from ..views.rows import Rows, folded, row_view
 from .linear import FIELDS, MOST, POINTERS, TYPES, Activation, Cut, class_of, parameters, places
 from .linear_int8_operands import Int8Operands, KitchenLinear, compute, stock_compute, validate
-from .linear_operands import Operands
 
 UNIT = "linear_int8"
 COLUMNS = 8  # n is a multiple: columns of an access to the result
@@ -144,15 +144,8 @@ def ways(_call: Call) -> list[Tactic]:
 
 
 def best_cut(m: int, n: int, multiprocessors: int, isa: IsaClass) -> Cut:
-    """The least time by rule, as `linear` has it: rounds of blocks over the card."""
-
-    def cost(cut: Cut) -> float:
-        rounds, left = divmod(cut.tiles(m, n, False), multiprocessors * cut.resident)
-        last = -(-left // multiprocessors) * cut.warps
-        warps = rounds * cut.resident * cut.warps + (max(last, 4) if last else 0)
-        return warps * cut.warp_rows / CUTS[cut][isa]
-
-    return min(CUTS, key=cost)
+    """The least time by rule, as `linear` has it."""
+    return min(CUTS, key=lambda cut: cut.cost(m, n, False, multiprocessors) / CUTS[cut][isa])
 
 
 def plan(call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
@@ -162,43 +155,18 @@ def plan(call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
     new_out = output(p.shape, p.out_dtype, card.index)
     if not p.m * p.n:
         return (lambda *_: new_out()) if p.out is None else (lambda *_: None)
-    rounding: Plan | None = None
-    if o.x_scale is None:
-        rounding = prepare(card, p.x, o.rotation, call.describe())
-        p = o.rounded(torch.empty(p.x.shape, dtype=torch.int8, device="meta"))
-    launch = _prepare(call, replace(o, plain=p), card, tactic)
-
-    def into(
-        out: Tensor,
-        x: Tensor,
-        x_scale: Tensor | None,
-        weight: Tensor,
-        weight_scale: Tensor,
-        bias: Tensor | None,
-        residual: Tensor | None,
-        gate: Tensor | None,
-    ) -> None:
-        if rounding is not None:
-            x, x_scale = rounding(x)
-        assert x_scale is not None
-        launch(
-            x_scale.data_ptr(),
-            weight_scale.data_ptr(),
-            x.data_ptr(),
-            weight.data_ptr(),
-            0,
-            0 if bias is None else bias.data_ptr(),
-            0 if residual is None else residual.data_ptr(),
-            0 if gate is None else gate.data_ptr(),
-            out.data_ptr(),
-        )
-
-    def single(*tensors: Any) -> Tensor:
-        out = new_out()
-        into(out, *tensors)
-        return out
-
-    return single if p.out is None else into
+    names = "x x_scale weight weight_scale bias residual gate"
+    names = names if p.out is None else f"out {names}"
+    if o.x_scale is not None:
+        return plan_of(_prepare(call, o, card, tactic), names, call.tensors, out=new_out)
+    rounding = prepare(card, p.x, o.rotation, call.describe())
+    rounded = replace(o, plain=o.rounded(torch.empty(p.x.shape, dtype=torch.int8, device="meta")))
+    first = 0 if p.out is None else 1  # x's place
+    given = (*call.tensors[: first + 1], p.x, *call.tensors[first + 2 :])  # with scales, wherever those will be
+    run = plan_of(_prepare(call, rounded, card, tactic), names, given, out=new_out)
+    if p.out is None:
+        return lambda x, _, *rest: run(*rounding(x), *rest)
+    return lambda out, x, _, *rest: run(out, *rounding(x), *rest)
 
 
 def _prepare(call: Call, o: Int8Operands, card: Card, tactic: Tactic | None) -> Launch:
@@ -235,24 +203,13 @@ def shape_class(call: Call) -> str:
 
 # ----------------------------------------------------------------------------------------------------------- the ops
 
-Arguments = tuple[Any, ...]
+
+def _empty(o: Int8Operands) -> Tensor:
+    return o.plain.x.new_empty(o.plain.shape, dtype=o.plain.out_dtype)
 
 
-def _operands(arguments: Arguments) -> Int8Operands:
-    return Int8Operands.of("linear_int8", arguments[:7], arguments[7:])
-
-
-def reference(*arguments: Any) -> Tensor:
-    return compute(_operands(arguments))
-
-
-def stock(*arguments: Any) -> Tensor:
-    return stock_compute(_operands(arguments))
-
-
-def fake(*arguments: Any) -> Tensor:
-    o: Operands = _operands(arguments).plain
-    return o.x.new_empty(o.shape, dtype=o.out_dtype)
+_OF = partial(Int8Operands.of, "linear_int8")
+reference, stock, fake = (by_name(_OF, 7, run) for run in (compute, stock_compute, _empty))
 
 
 _TENSORS = "Tensor x, Tensor? x_scale, Tensor weight, Tensor weight_scale, Tensor? bias, Tensor? residual, Tensor? gate"
