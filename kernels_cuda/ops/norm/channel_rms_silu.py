@@ -13,6 +13,8 @@ from torch.nn import functional
 
 from ...call import Call, Plan
 from ...launcher import Card, Pointer, parameter_struct
+from ...plans import floats
+from ...plans import plan as plan_of
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
 from ..views.planes import (
@@ -92,16 +94,12 @@ ChannelRmsParams = parameter_struct(
 
 def validate(call: Call) -> None:
     """Shapes that no implementation could serve."""
-    x, weight, bias = call.tensors
-    assert x is not None
-    check_planes(x, weight, bias)
+    check_planes(*call.operands)
 
 
 def plan(call: Call, card: Card, _tactic: object) -> Plan:
     """Fix layout, strides, grid and kernel; what remains per call is the output and the pointers."""
-    x, weight, bias = call.tensors
-    assert x is not None
-    assert weight is not None
+    x, weight, bias = call.operands
     new_out = output_like(x, card)
     if x.numel() == 0:
         return lambda *_: new_out()
@@ -118,19 +116,12 @@ def plan(call: Call, card: Card, _tactic: object) -> Plan:
         channels=view.channels,
         lanes=lanes,
         root=view.channels**0.5,
-        weight_is_float=weight.dtype is torch.float32,
-        bias_is_float=bias is not None and bias.dtype is torch.float32,
         silu=call.options[0],
+        **floats(weight=weight, bias=bias),
     )
     kernel = card.kernel("channel_rms_silu", name)
     launch = kernel.prepare(params, grid=(blocks * view.batches, 1, 1), block=threads, shape=call.describe())
-
-    def run(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        out = new_out()
-        launch(x.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr())
-        return out
-
-    return run
+    return plan_of(launch, "x weight bias", call.tensors, out=new_out)
 
 
 def _kernel(call: Call, view: Planes, out: Planes) -> tuple[str, int, int, int]:

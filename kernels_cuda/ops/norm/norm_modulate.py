@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from ...call import Call, Plan
 from ...launcher import MAX_GRID, Card, Launch, Pointer, output, parameter_struct
+from ...plans import plan as plan_of
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
 from ..views.checks import mixed_dtypes, word, wrong_dtype
@@ -118,12 +119,12 @@ def stock(
     if scale is not None or shift is not None:
         flat = _flat(value)
         size = flat.shape[1], flat.shape[0], flat.shape[2]
-        if scale is None:
-            flat = flat + spread(_present(shift), *size, "shift")
-        elif shift is None:
-            flat = flat * (1 + spread(scale, *size, "scale"))
-        else:
-            flat = torch.addcmul(spread(shift, *size, "shift"), flat, 1 + spread(scale, *size, "scale"))
+        plus = None if shift is None else spread(shift, *size, "shift")
+        if scale is not None:
+            by = 1 + spread(scale, *size, "scale")
+            flat = flat * by if plus is None else torch.addcmul(plus, flat, by)
+        elif plus is not None:
+            flat = flat + plus
         value = flat.reshape(x.shape)
     return value.to(out_dtype or x.dtype).contiguous()
 
@@ -140,11 +141,6 @@ def _sizes(t: Tensor) -> tuple[int, int, int]:
 
 def _flat(t: Tensor) -> Tensor:
     return t.reshape(_sizes(t))
-
-
-def _present(t: Tensor | None) -> Tensor:
-    assert t is not None
-    return t
 
 
 # --------------------------------------------------------------------------------------------------------- the kernel
@@ -226,34 +222,16 @@ def plan(call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
     if o.x.numel() == 0:
         return lambda *_: new_out()
     launch, affine_is_modulation = _prepare(call, o, card, tactic or best_tactic(o.x.shape[-1]))
-
-    def norm(x: Tensor, scale: Maybe, shift: Maybe, weight: Maybe, bias: Maybe) -> Tensor:
-        out = new_out()
-        if affine_is_modulation:
-            scale, shift, weight, bias = weight, bias, None, None
-        launch(
-            x.data_ptr(),
-            0,
-            0,
-            0 if scale is None else scale.data_ptr(),
-            0 if shift is None else shift.data_ptr(),
-            0 if weight is None else weight.data_ptr(),
-            0 if bias is None else bias.data_ptr(),
-            out.data_ptr(),
-            0,
-        )
-        return out
-
-    return norm
+    names = "x weight bias scale shift" if affine_is_modulation else "x scale shift weight bias"
+    return plan_of(launch, names, call.tensors, out=new_out)
 
 
 def _prepare(call: Call, o: Operands, card: Card, tactic: Tactic) -> tuple[Launch, bool]:
     """The launch of a call, and whether weight and bias go where scale and shift do (see `offset` in the .cu)."""
     eps, kind, _ = call.options
     x = row_view(o.x)
-    swap = bool(o.affine) and o.scale is None and o.shift is None
     in_registers = _in_registers(call, o)
-    swap = swap and in_registers
+    swap = in_registers and bool(o.affine) and not o.modulation
     by, plus = (o.weight, o.bias) if swap else (o.scale, o.shift)
     scale_rows, shift_rows = (
         shared_row(t, x, name) or SharedRow(0, 0, x.tokens) for name, t in (("scale", by), ("shift", plus))
@@ -302,7 +280,7 @@ def _in_registers(call: Call, o: Operands) -> bool:
     """
     x = row_view(o.x)
     operands = {**o.modulation, **o.affine}
-    if o.affine and (o.scale is not None or o.shift is not None):
+    if o.affine and o.modulation:
         return False
     strides = [x.batch_stride, x.row_stride]
     for t in operands.values():

@@ -14,6 +14,8 @@ from torch.nn import functional
 
 from ...call import Call, Plan
 from ...launcher import MAX_GRID, Card, Pointer, output, parameter_struct
+from ...plans import floats
+from ...plans import plan as plan_of
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
 from ..views.checks import check_eps, wrong_dtype
@@ -71,15 +73,9 @@ RmsPartsParams = parameter_struct(
 )
 
 
-def _operands(call: Call) -> tuple[Tensor, Tensor]:
-    x, weight = call.tensors
-    assert x is not None and weight is not None
-    return x, weight
-
-
 def validate(call: Call) -> None:
     """Shapes and options that no implementation could serve."""
-    x, weight = _operands(call)
+    x, weight = call.operands
     check_eps(call.options[0])
     if x.ndim < 2:
         raise ValueError(f"x: {list(x.shape)} has no rows")
@@ -89,7 +85,7 @@ def validate(call: Call) -> None:
 
 def obstacles(call: Call) -> Iterator[str]:
     """What keeps the kernels from serving a call."""
-    x, weight = _operands(call)
+    x, weight = call.operands
     yield from wrong_dtype((torch.float32,), x=x)
     yield from wrong_dtype(TYPES, weight=weight)
     view = rows(x)
@@ -103,7 +99,7 @@ def obstacles(call: Call) -> Iterator[str]:
 
 def plan(call: Call, card: Card, _tactic: object = None) -> Plan:
     """Fix sizes, strides, grid and kernel; what remains per call is the output and the pointers."""
-    x, weight = _operands(call)
+    x, weight = call.operands
     new_out = output((PARTS, *x.shape), torch.float16, card.index)
     if not x.numel():
         return lambda *_: new_out()
@@ -117,7 +113,7 @@ def plan(call: Call, card: Card, _tactic: object = None) -> Plan:
         d=d,
         eps=call.options[0],
         inverse_d=1 / d,
-        weight_is_float=weight.dtype is torch.float32,
+        **floats(weight=weight),
     )
     launch = card.kernel("rms_parts", f"rms_parts_{TYPES[weight.dtype] if whole else 'any'}").prepare(
         params,
@@ -125,13 +121,7 @@ def plan(call: Call, card: Card, _tactic: object = None) -> Plan:
         block=threads_for(d, whole=whole),
         shape=call.describe(),
     )
-
-    def run(x: Tensor, weight: Tensor) -> Tensor:
-        out = new_out()
-        launch(x.data_ptr(), weight.data_ptr(), out.data_ptr())
-        return out
-
-    return run
+    return plan_of(launch, "x weight", call.tensors, out=new_out)
 
 
 def threads_for(d: int, *, whole: bool) -> int:
@@ -141,7 +131,7 @@ def threads_for(d: int, *, whole: bool) -> int:
 
 def shape_class(call: Call) -> str:
     """Width exactly, rows to a power of two."""
-    x, weight = _operands(call)
+    x, weight = call.operands
     return f"{row_class(x)} {row_class(weight)}{'' if x.is_contiguous() else ' strided'}"
 
 

@@ -16,8 +16,10 @@ from torch.nn import functional
 
 from ...call import Call, Plan
 from ...launcher import MAX_GRID, Card, Launch, Pointer, parameter_struct
+from ...plans import plan as plan_of
+from ...plans import strides
 from ...policy import STANDARD, KernelPolicy
-from ...registry import CudaCandidate, Op, StockCandidate
+from ...registry import CudaCandidate, Op, StockCandidate, nothing, overwriting
 from ..views.checks import check_eps, check_one_of, check_written, mixed_dtypes, wrong_dtype
 from ..views.rows import row_class
 from .rms import by_its_rms
@@ -207,26 +209,15 @@ def _turn(x: Tensor, table: Table | None, interleaved: bool) -> Tensor:
     return torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
 
 
-def reference(
-    q: Tensor,
-    k: Tensor | None,
-    q_weight: Tensor | None,
-    k_weight: Tensor | None,
-    rotation: Tensor | None,
-    sin: Tensor | None,
-    eps: float,
-    norm: str,
-    interleaved: bool,
-) -> list[Tensor]:
+def reference(*given: Any) -> list[Tensor]:
     """The oracle, in fp32 or, for float64 inputs, in float64: the new q and k, which are left alone."""
-    o = Operands.of((q, k, q_weight, k_weight, rotation, sin), norm)
-    wide = torch.promote_types(q.dtype, torch.float32)
+    *tensors, eps, norm, interleaved = given
+    o = Operands.of(tensors, norm)
+    wide = torch.promote_types(o.q.dtype, torch.float32)
     table = Table(*(None if t is None else t.to(wide) for t in o.table)) if o.table else None  # type: ignore[arg-type]
     out = []
-    for x, weight in ((q, q_weight), (k, k_weight)):
-        if x is None:
-            continue
-        value = x.to(wide)
+    for name, x in o.streams.items():
+        value, weight = x.to(wide), o.weights.get(f"{name}_weight")
         if norm != "none":
             value = by_its_rms(value, eps, (-2, -1) if norm == "token" else -1)
         if weight is not None:
@@ -235,48 +226,20 @@ def reference(
     return out
 
 
-def stock(
-    q: Tensor,
-    k: Tensor | None,
-    q_weight: Tensor | None,
-    k_weight: Tensor | None,
-    rotation: Tensor | None,
-    sin: Tensor | None,
-    eps: float,
-    norm: str,
-    interleaved: bool,
-) -> list[Tensor]:
+def stock(*given: Any) -> list[Tensor]:
     """What stock runs (WanSelfAttention.forward, flux QKNorm): rms_norm in half precision, then apply_rope.
 
     Returns the new q and k. What nothing was done to may be the input itself.
     """
-    o = Operands.of((q, k, q_weight, k_weight, rotation, sin), norm)
+    *tensors, eps, norm, interleaved = given
+    o = Operands.of(tensors, norm)
     out = []
-    for x, weight in ((q, q_weight), (k, k_weight)):
-        if x is None:
-            continue
-        value = x.flatten(2) if norm == "token" else x
+    for name, x in o.streams.items():
+        value, weight = x.flatten(2) if norm == "token" else x, o.weights.get(f"{name}_weight")
         if norm != "none":
             value = functional.rms_norm(value, value.shape[-1:], None if weight is None else weight.to(x.dtype), eps)
         out.append(_turn(value.reshape(x.shape), o.table, interleaved).to(x.dtype).contiguous())
     return out
-
-
-def reference_(*arguments: Any) -> None:
-    _overwrite(arguments, reference(*arguments))
-
-
-def stock_(*arguments: Any) -> None:
-    _overwrite(arguments, stock(*arguments))
-
-
-def _overwrite(arguments: Sequence[Any], results: list[Tensor]) -> None:
-    for x, result in zip((t for t in arguments[:2] if t is not None), results, strict=True):
-        x.copy_(result)
-
-
-def fake_(*_: Any) -> None:
-    return None
 
 
 # --------------------------------------------------------------------------------------------------------- the kernel
@@ -327,25 +290,7 @@ def plan(call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
     if not any(t.numel() for t in o.streams.values()):
         return lambda *_: None
     launch = _prepare(call, o, card, tactic or next(iter(ways(call)), None))
-
-    def run(
-        q: Tensor,
-        k: Tensor | None,
-        q_weight: Tensor | None,
-        k_weight: Tensor | None,
-        rotation: Tensor | None,
-        sin: Tensor | None,
-    ) -> None:
-        launch(
-            q.data_ptr(),
-            0 if k is None else k.data_ptr(),
-            0 if q_weight is None else q_weight.data_ptr(),
-            0 if k_weight is None else k_weight.data_ptr(),
-            0 if rotation is None else rotation.data_ptr(),
-            0 if sin is None else sin.data_ptr(),
-        )
-
-    return run
+    return plan_of(launch, "q k q_weight k_weight rotation sines", call.tensors)
 
 
 def _prepare(call: Call, o: Operands, card: Card, tactic: Tactic | None) -> Launch:
@@ -361,16 +306,11 @@ def _prepare(call: Call, o: Operands, card: Card, tactic: Tactic | None) -> Laun
         interleaved=interleaved,
         weight_is_float=any(t.dtype is torch.float32 for t in o.weights.values()),
         rotation_is_float=any(t.dtype is torch.float32 for t in o.tables.values()),
+        **{f"{name}_tokens": t.shape[1] for name, t in o.streams.items()},
+        **{f"{name}_heads": t.shape[2] for name, t in o.streams.items()},
+        **strides("batch token head", used=True, **o.streams),
+        **strides("batch token", used=True, **dict(zip(("rotation", "sines"), o.tables.values(), strict=False))),
     )
-    for name, t in o.streams.items():
-        setattr(params, f"{name}_tokens", t.shape[1])
-        setattr(params, f"{name}_heads", t.shape[2])
-        places = [stride if size > 1 else 0 for size, stride in zip(t.shape[:3], t.stride()[:3], strict=True)]
-        for where, stride in zip(("batch", "token", "head"), places, strict=True):
-            setattr(params, f"{name}_{where}", stride)
-    for name, t in zip(("rotation", "sines"), o.tables.values(), strict=False):
-        for i, where in enumerate(("batch", "token")):
-            setattr(params, f"{name}_{where}", t.stride(i) if t.shape[i] > 1 else 0)
     if tactic is None:
         kernel = card.kernel("rms_rope", "rms_rope_any")
         threads = min(ANY_THREADS, -(-o.width // WARP) * WARP)
@@ -437,9 +377,9 @@ RMS_ROPE_ = Op(
         "(Tensor(a!) q, Tensor(b!)? k, Tensor? q_weight, Tensor? k_weight, Tensor? rotation, Tensor? sin, float eps, "
         "str norm, bool interleaved, str policy) -> ()"
     ),
-    reference=reference_,
-    fake=fake_,
-    candidates=(CudaCandidate("cuda", obstacles, plan, ways), StockCandidate(stock_)),
+    reference=overwriting(reference, 2),
+    fake=nothing,
+    candidates=(CudaCandidate("cuda", obstacles, plan, ways), StockCandidate(overwriting(stock, 2))),
     shape_class=shape_class,
     validate=validate,
     kernels={
