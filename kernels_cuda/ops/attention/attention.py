@@ -10,17 +10,20 @@ import math
 from collections.abc import Callable, Iterator
 from ctypes import c_float, c_int, c_int64
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...binary.arch import half_sums_pay
-from ...call import Call, Plan, round_up
-from ...launcher import MAX_GRID, Card, Pointer, output, parameter_struct
+from ...call import Call, Plan, by_name, round_up
+from ...launcher import Card, Launch, Pointer, output, parameter_struct
+from ...plans import plan as plan_of
+from ...plans import strides
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
 from ..views.checks import word, wrong_dtype
-from ..views.rows import rows_apart
+from ..views.rows import head_obstacles, rows_apart
 from . import attention_products, int8_heads
 from .attention_operands import (
     NO_LIMIT,
@@ -30,11 +33,12 @@ from .attention_operands import (
     Operands,
     Tail,
     arguments,
-    fill_places,
     of_heads,
     validate,
 )
 from .sdpa import SERVING, TorchBackend, run_stock, stock_begins
+
+Maybe = Tensor | None
 
 HEADS = (64, 96, 128, 384)  # elements of a head the kernels were compiled for
 WIDE = 384  # the VAE's single head has a kernel of its own
@@ -97,9 +101,8 @@ def attention(
 # ---------------------------------------------------------------------------------------------------------- the maths
 
 
-def reference(*given: object) -> Tensor:
+def compute(o: Operands) -> Tensor:
     """The oracle, in fp32 or, for float64 inputs, in float64."""
-    o = Operands.of(given[:TENSORS], given[TENSORS:])  # type: ignore[arg-type]
     wide = torch.promote_types(o.q.dtype, torch.float32)
     group = o.q.shape[2] // max(o.k.shape[2], 1)
     k, v = (t.to(wide).repeat_interleave(group, 2).transpose(1, 2) for t in (o.keys, o.values))
@@ -127,9 +130,8 @@ def _weighted(weights: Tensor, v: Tensor, seen: Tensor) -> Tensor:
     return weights @ torch.where(used, v, torch.zeros((), dtype=v.dtype, device=v.device))
 
 
-def stock(*given: object) -> Tensor:
-    """What stock runs: torch's scaled_dot_product_attention."""
-    return run_stock(Operands.of(given[:TENSORS], given[TENSORS:]))  # type: ignore[arg-type]
+reference = by_name(Operands.of, TENSORS, compute)
+stock = by_name(Operands.of, TENSORS, run_stock)
 
 
 def fake(q: Tensor, *_: object) -> Tensor:
@@ -159,19 +161,14 @@ def obstacles(call: Call) -> Iterator[str]:
     """What keeps the kernels from serving a call."""
     o = Operands.of(call.tensors, call.options)
     yield from wrong_dtype((torch.float16,), q=o.q, k=o.k, v=o.v)
-    d = o.q.shape[3]
-    if d not in HEADS:
-        yield f"heads have {d} elements, the kernels serve {', '.join(map(str, HEADS))}"
-    if d == WIDE and not o.plain:
+    yield from head_obstacles(o.q, HEADS)
+    if o.q.shape[3] == WIDE and not o.plain:
         yield f"heads of {WIDE} elements are served without masks, windows and block lists only"
     if o.scale <= 0:
         yield f"scale is {o.scale}, the kernels take a positive one"
-    if o.q.shape[2] > MAX_GRID[1] or o.q.shape[0] > MAX_GRID[2]:
-        yield f"{o.q.shape[0]} x {o.q.shape[2]} batch rows and heads exceed a grid"
     if max(o.q.shape[1], o.k.shape[1]) > MOST_TOKENS:
         yield f"{max(o.q.shape[1], o.k.shape[1])} tokens exceed {MOST_TOKENS}"
-    for name, t in (("q", o.q), ("k", o.k), ("v", o.v)):
-        yield from rows_apart(name, t)
+    yield from rows_apart(q=o.q, k=o.k, v=o.v)
     yield from _mask_obstacles(o)
     yield from _list_obstacles(o)
 
@@ -201,8 +198,7 @@ def _list_obstacles(o: Operands) -> Iterator[str]:
         return
     yield from wrong_dtype((torch.float16,), tail_k=o.tail.k, tail_v=o.tail.v)
     yield from wrong_dtype((torch.int32,), visited=o.tail.visited)
-    yield from rows_apart("tail_k", o.tail.k)
-    yield from rows_apart("tail_v", o.tail.v)
+    yield from rows_apart(tail_k=o.tail.k, tail_v=o.tail.v)
     if not o.tail.visited.is_contiguous():
         yield "the bits of the visited blocks are not contiguous"
 
@@ -251,6 +247,10 @@ def _asked(o: Operands) -> str:
     return "" if o.plain else "_listed" if o.whole_blocks else "_general"
 
 
+# The pointers of a call's tensors, in its order; of `{}` a mask of bool is `mask`, another one `bias`.
+POINTERS = "q k v {} key_lengths relative block_list block_counts tail_k tail_v visited"
+
+
 def plan(call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
     """Fix lengths, strides, grid and kernel; what remains per call is the output and the pointers."""
     o = Operands.of(call.tensors, call.options)
@@ -260,9 +260,12 @@ def plan(call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
     if o.k.shape[1] == 0:
         return lambda *_: new_out().zero_()
     tactic = tactic or first_way(call, card)
-    parts = list(int8_heads.pieces(o.q, o.k)) if tactic.in_8_bits else []
+    heads = o.q.shape[2]
+    if not tactic.in_8_bits:
+        return plan_of(_launch(call, o, card, tactic, heads), _pointers(o), call.tensors, out=new_out)
+    parts = list(int8_heads.pieces(o.q, o.k))
     if len(parts) < 2:
-        launch = _prepare(call, card, tactic, o.q.shape[2])
+        launch = _in_8_bits(call, card, tactic, heads)
 
         def run(*tensors: Tensor | None) -> Tensor:
             out = new_out()
@@ -272,7 +275,7 @@ def plan(call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
         return run
     # Some heads at a time: what is rounded lies beside what it was made of, and long videos fill a card of 8 GB.
     calls = (replace(call, tensors=of_heads(call.tensors, *part)) for part in parts)
-    launches = [_prepare(some, card, tactic, o.q.shape[2]) for some in calls]
+    launches = [_in_8_bits(some, card, tactic, heads) for some in calls]
 
     def run_in_pieces(*tensors: Tensor | None) -> Tensor:
         out = new_out()
@@ -283,133 +286,80 @@ def plan(call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
     return run_in_pieces
 
 
-def _prepare(call: Call, card: Card, tactic: Tactic, all_heads: int) -> Callable[..., None]:
-    """The launch of a call, or of some heads of it: takes the output, of a contiguous one with all heads, and the operands."""
-    o = Operands.of(call.tensors, call.options)
-    b, s, h, d = o.q.shape
-    kernel = card.kernel("attention", kernel_name(d, tactic, _asked(o)))
-    rows, threads, shared_bytes = kernel.cut
-    bias = o.mask is not None and o.mask.dtype is not torch.bool
-    convert = int8_heads.plan(card, o, call.describe()) if tactic.in_8_bits else None
-    params = AttentionParams(
-        q_length=s,
-        k_length=o.k.shape[1],
-        heads_per_key_head=h // o.k.shape[2],
-        window_left=o.left,
-        window_right=o.right_limit,
-        relative_zero=s - 1,
-        scale_log2=o.scale * math.log2(math.e),
-    )
-    for name, t in (("q", o.q), ("k", o.k), ("v", o.v)):
-        fill_places(params, name, t.stride())
-    if o.mask is not None:
-        strides = o.mask.expand(b, h, s, o.k.shape[1]).stride()
-        for where, stride in zip(("batch", "head", "query"), strides[:3], strict=True):
-            setattr(params, f"{'bias' if bias else 'mask'}_{where}", stride)
-    if o.distance_bias is not None:
-        params.relative_head = o.distance_bias.stride(0)
-    if o.blocks is not None:
-        _fill_blocks(params, o.blocks)
-    if o.tail is not None:
-        _fill_tail(params, o.tail, o.blocks)
-    if tactic.in_8_bits:
-        _fill_8_bits(params, o)
-    fill_places(params, "out", (s * all_heads * d, all_heads * d, d))
-    launch = kernel.prepare(
-        params,
-        grid=(-(-s // rows), h, b),
-        block=threads,
-        shape=call.describe(),
-        shared_bytes=shared_bytes,
-    )
+def _pointers(o: Operands) -> str:
+    return POINTERS.format("mask" if o.mask is None or o.mask.dtype is torch.bool else "bias")
 
-    def run(
-        out: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: Tensor | None,
-        key_lengths: Tensor | None,
-        distance_bias: Tensor | None,
-        listed: Tensor | None,
-        counts: Tensor | None,
-        tail_k: Tensor | None,
-        tail_v: Tensor | None,
-        visited: Tensor | None,
-    ) -> None:
-        at = 0 if mask is None else mask.data_ptr()
-        q_scales = k_scales = tail_scales = None
-        if convert is not None:
-            (q, q_scales), (k, k_scales), (tail_k, tail_scales) = convert(q, k, key_lengths, tail_k)
-        launch(
-            q.data_ptr(),
-            k.data_ptr(),
-            v.data_ptr(),
-            out.data_ptr(),
-            0 if key_lengths is None else key_lengths.data_ptr(),
-            at if bias else 0,
-            0 if bias else at,
-            0 if distance_bias is None else distance_bias.data_ptr(),
-            0 if listed is None else listed.data_ptr(),
-            0 if counts is None else counts.data_ptr(),
-            0 if q_scales is None else q_scales.data_ptr(),
-            0 if k_scales is None else k_scales.data_ptr(),
-            0 if tail_k is None else tail_k.data_ptr(),
-            0 if tail_v is None else tail_v.data_ptr(),
-            0 if tail_scales is None else tail_scales.data_ptr(),
-            0 if visited is None else visited.data_ptr(),
-        )
+
+def _in_8_bits(call: Call, card: Card, tactic: Tactic, all_heads: int) -> Callable[..., None]:
+    """As `_launch`, of queries and keys that are rounded first: takes the output and the operands."""
+    o = Operands.of(call.tensors, call.options)
+    convert = int8_heads.plan(card, o, call.describe())
+    scaled = o.q, o.k, None if o.tail is None else o.tail.k  # scales are there where these are
+    given = (o.q, *call.tensors, *scaled)
+    names = f"out {_pointers(o)} q_scales k_scales tail_scales"
+    launch = plan_of(_launch(call, o, card, tactic, all_heads), names, given)
+
+    def run(out: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Maybe, key_lengths: Maybe, *rest: Maybe) -> None:
+        *lists, tail_k, tail_v, visited = rest
+        (q, q_scales), (k, k_scales), (tail_k, tail_scales) = convert(q, k, key_lengths, tail_k)
+        launch(out, q, k, v, mask, key_lengths, *lists, tail_k, tail_v, visited, q_scales, k_scales, tail_scales)
 
     return run
 
 
-def _fill_8_bits(params: object, o: Operands) -> None:
+def _launch(call: Call, o: Operands, card: Card, tactic: Tactic, all_heads: int) -> Launch:
+    """The launch of a call, or of some heads of it, into a contiguous output with all heads."""
+    b, s, h, d = o.q.shape
+    kernel = card.kernel("attention", kernel_name(d, tactic, _asked(o)))
+    rows, threads, shared_bytes = kernel.cut
+    fields = {
+        "q_length": s,
+        "k_length": o.k.shape[1],
+        "heads_per_key_head": h // o.k.shape[2],
+        "window_left": o.left,
+        "window_right": o.right_limit,
+        "relative_zero": s - 1,
+        "scale_log2": o.scale * math.log2(math.e),
+        "out_batch": s * all_heads * d,
+        "out_token": all_heads * d,
+        "out_head": d,
+        **strides("batch token head", q=o.q, k=o.k, v=o.v),
+        **strides("head", relative=o.distance_bias),
+    }
+    if o.mask is not None:
+        mask, where = o.mask.expand(b, h, s, o.k.shape[1]), "batch head query"
+        fields |= strides(where, mask=mask) if mask.dtype is torch.bool else strides(where, bias=mask)
+    fields |= _of_lists(o) | (_of_8_bits(o) if tactic.in_8_bits else {})
+    grid, shape = (-(-s // rows), h, b), call.describe()
+    return kernel.prepare(AttentionParams(**fields), grid=grid, block=threads, shape=shape, shared_bytes=shared_bytes)
+
+
+def _of_8_bits(o: Operands) -> dict[str, Any]:
     """Strides of 8-bit queries, keys and means, in units of 2 bytes, and of their scales."""
     parts = [("q", "q_scale", o.q, 1), ("k", "k_scale", o.k, int8_heads.TOGETHER)]
     if o.tail is not None:
         parts.append(("tail_k", "tail_scale", o.tail.k, int8_heads.TOGETHER))
+    fields: dict[str, int] = {}
     for name, scale, t, together in parts:
         _, tokens, heads, d = t.shape
         row, scales = int8_heads.pitch(d) // 2, int8_heads.scale_count(tokens, together)
-        values = {f"{name}_token": row, f"{name}_head": tokens * row, f"{name}_batch": heads * tokens * row}
-        values |= {f"{scale}_head": scales, f"{scale}_batch": heads * scales}
-        for field, stride in values.items():
-            setattr(params, field, stride)
+        fields |= {f"{name}_token": row, f"{name}_head": tokens * row, f"{name}_batch": heads * tokens * row}
+        fields |= {f"{scale}_head": scales, f"{scale}_batch": heads * scales}
+    return fields
 
 
-def _shared(t: Tensor, dim: int) -> int:
-    """The stride of a dimension that may be one for all."""
-    return t.stride(dim) if t.shape[dim] > 1 else 0
-
-
-def _fill_blocks(params: object, blocks: BlockList) -> None:
-    keys, counts = blocks.keys, blocks.counts
-    values = {
-        "list_rows": blocks.rows,
-        "list_keys": blocks.size,
-        "list_batch": _shared(keys, 0),
-        "list_head": _shared(keys, 1),
-        "list_query": keys.stride(2),
-        "count_batch": _shared(counts, 0),
-        "count_head": _shared(counts, 1),
-    }
-    for name, value in values.items():
-        setattr(params, name, value)
-
-
-def _fill_tail(params: object, tail: Tail, blocks: BlockList | None) -> None:
-    assert blocks is not None
-    fill_places(params, "tail_k", tail.k.stride())
-    fill_places(params, "tail_v", tail.v.stride())
-    values = {
-        "visited_batch": _shared(tail.visited, 0),
-        "visited_head": _shared(tail.visited, 1),
-        "visited_query": tail.visited.stride(2),
-        "tail_length": tail.k.shape[1],
-        "tail_log2": math.log2(blocks.size),
-    }
-    for name, value in values.items():
-        setattr(params, name, value)
+def _of_lists(o: Operands) -> dict[str, Any]:
+    """Sizes and strides of a block list and its tail. What is one for all batch rows or heads has the stride 0."""
+    if o.blocks is None:
+        return {}
+    keys, counts, rows, size = o.blocks
+    fields = {"list_rows": rows, "list_keys": size, "list_query": keys.stride(2)}
+    fields |= strides("batch head", used=True, list=keys, count=counts)
+    if o.tail is None:
+        return fields
+    k, v, visited = o.tail
+    fields |= strides("batch token head", tail_k=k, tail_v=v) | strides("batch head", used=True, visited=visited)
+    return fields | {"visited_query": visited.stride(2), "tail_length": k.shape[1], "tail_log2": math.log2(size)}
 
 
 def shape_class(call: Call) -> str:

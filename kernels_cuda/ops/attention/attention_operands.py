@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -84,8 +84,7 @@ def heads_in(parts: int, heads: int, key_heads: int) -> Iterator[tuple[slice, sl
 
 def of_heads(tensors: Tensors, queries: slice, keys: slice) -> Tensors:
     """Of a call's tensors the part that some heads need: views. queries, keys: of which heads, that belong together."""
-    q, k, v, mask, key_lengths, distance_bias, listed, counts, tail_k, tail_v, visited = tensors
-    assert q is not None and k is not None and v is not None
+    q, k, v, mask, key_lengths, distance_bias, listed, counts, tail_k, tail_v, visited = cast(tuple[Any, ...], tensors)
 
     def some(t: Tensor | None, dim: int, heads: slice) -> Tensor | None:
         if t is None or t.ndim < -dim or t.shape[dim] == 1:
@@ -126,11 +125,10 @@ class Operands:
 
     @staticmethod
     def of(tensors: Tensors, options: Options) -> Operands:
-        q, k, v, mask, key_lengths, distance_bias, listed, counts, tail_k, tail_v, visited = tensors
+        q, k, v, mask, key_lengths, distance_bias, listed, counts, *means = cast(tuple[Any, ...], tensors)
         scale, causal, left, right, rows, size = options
-        assert q is not None and k is not None and v is not None
-        blocks = None if listed is None or counts is None else BlockList(listed, counts, rows, size)
-        tail = None if tail_k is None or tail_v is None or visited is None else Tail(tail_k, tail_v, visited)
+        blocks = None if listed is None else BlockList(listed, counts, rows, size)
+        tail = None if means[0] is None else Tail(*means)
         scale = q.shape[-1] ** -0.5 if scale is None else scale
         return Operands(q, k, v, mask, key_lengths, distance_bias, blocks, tail, scale, causal, left, right)
 
@@ -293,9 +291,3 @@ def _check_tail(o: Operands) -> None:
 
 
 PLACES = ("batch", "token", "head")
-
-
-def fill_places(params: object, name: str, strides: Sequence[int]) -> None:
-    """Of a parameter struct the strides of what is called `name`, which has three dimensions and a head's elements."""
-    for where, stride in zip(PLACES, strides[:3], strict=True):
-        setattr(params, f"{name}_{where}", stride)

@@ -95,8 +95,7 @@ def obstacles(call: Call) -> Iterator[str]:
         yield f"scale is {o.scale}, the pass takes a positive one"
     if not WRITES_FLOATS:
         yield f"torch {torch.__version__} has no product of float16 into float32"
-    for name, t in (("q", o.q), ("k", o.k), ("v", o.v)):
-        yield from rows_apart(name, t)
+    yield from rows_apart(q=o.q, k=o.k, v=o.v)
 
 
 def plan(call: Call, card: Card, _tactic: object = None) -> Plan:

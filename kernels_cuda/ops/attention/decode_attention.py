@@ -14,12 +14,13 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from ...call import Call, Plan, round_up
-from ...launcher import MAX_GRID, Card, Pointer, output, parameter_struct
+from ...launcher import Card, Pointer, output, parameter_struct
+from ...plans import plan as plan_of
+from ...plans import strides
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
 from ..views.checks import wrong_dtype
-from ..views.rows import rows_apart
-from .attention_operands import fill_places
+from ..views.rows import head_obstacles, rows_apart
 
 HEADS = (64, 128)  # elements of a head the kernels were compiled for
 TOGETHER = (1, 2, 4)  # heads of queries that share a head of keys, of a block
@@ -98,8 +99,7 @@ DecodeParams = parameter_struct(
 
 def validate(call: Call) -> None:
     """Shapes that no implementation could serve."""
-    q, keys, values, at = call.tensors
-    assert q is not None and keys is not None and values is not None and at is not None
+    q, keys, values, at = call.operands
     if q.ndim != 4 or q.shape[1] != 1:
         raise ValueError(f"q: {list(q.shape)} is not [batch, 1, heads, d]")
     b, _, h, d = q.shape
@@ -115,18 +115,12 @@ def validate(call: Call) -> None:
 
 def obstacles(call: Call) -> Iterator[str]:
     """What keeps the kernels from serving a call."""
-    q, keys, values, _ = call.tensors
-    assert q is not None and keys is not None and values is not None
+    q, keys, values, _ = call.operands
     yield from wrong_dtype((torch.float16,), q=q, keys=keys, values=values)
-    d = q.shape[3]
-    if d not in HEADS:
-        yield f"heads have {d} elements, the kernels serve {', '.join(map(str, HEADS))}"
+    yield from head_obstacles(q, HEADS)
     if _scale(q, call.options[0]) <= 0:
         yield f"scale is {call.options[0]}, the kernels take a positive one"
-    for name, t in (("q", q), ("keys", keys), ("values", values)):
-        yield from rows_apart(name, t)
-    if q.shape[0] > MAX_GRID[2] or q.shape[2] > MAX_GRID[1]:
-        yield f"{q.shape[0]} x {q.shape[2]} batch rows and heads exceed a grid"
+    yield from rows_apart(q=q, keys=keys, values=values)
     if keys.shape[1] >= 2**31 - 2**16:
         yield f"room for {keys.shape[1]} keys exceeds 31 bits"
 
@@ -145,8 +139,7 @@ def parts_for(room: int, blocks: int, multiprocessors: int) -> int:
 def plan(call: Call, card: Card, _tactic: object) -> Plan:
     """Fix sizes, strides, grids and kernels; what remains per call is memory and pointers. How many keys there are the kernel
     reads on the device; how they are dealt follows from the room for them."""
-    q, keys, values, _ = call.tensors
-    assert q is not None and keys is not None and values is not None
+    q, keys, values, _ = call.operands
     b, _, h, d = q.shape
     new_out = output(q.shape, torch.float16, card.index)
     if not q.numel():
@@ -164,32 +157,23 @@ def plan(call: Call, card: Card, _tactic: object) -> Plan:
         parts=parts,
         d=d,
         scale_log2=_scale(q, call.options[0]) * math.log2(math.e),
+        **strides("batch token head", used=True, keys=keys, values=values),
     )
-    for name, t in (("keys", keys), ("values", values)):
-        fill_places(params, name, [stride if size > 1 else 0 for size, stride in zip(t.shape, t.stride(), strict=True)])
     what = call.describe()
     over = card.kernel("decode_attention", f"decode_attention_{d}_{each}").prepare(
         params, grid=(parts, blocks, b), block=THREADS, shape=what
     )
     join = card.kernel("decode_attention", "decode_attention_join").prepare(params, grid=(h, b, 1), block=d, shape=what)
-    new_sums = output((b, h, parts, d), torch.float32, card.index)
-    new_heads = output((b, h, parts, 2), torch.float32, card.index)
-
-    def run(q: Tensor, keys: Tensor, values: Tensor, at: Tensor) -> Tensor:
-        out, sums, heads = new_out(), new_sums(), new_heads()
-        given = (q, keys, values, at, out, sums, heads)
-        pointers = [t.data_ptr() for t in given]
-        over(*pointers)
-        join(*pointers)
-        return out
-
-    return run
+    scratch = {
+        "part_sums": output((b, h, parts, d), torch.float32, card.index),
+        "part_heads": output((b, h, parts, 2), torch.float32, card.index),
+    }
+    return plan_of((over, join), "q keys values at", call.tensors, scratch=scratch, out=new_out)
 
 
 def shape_class(call: Call) -> str:
     """Heads exactly, room to a power of two."""
-    q, keys = call.tensors[:2]
-    assert q is not None and keys is not None
+    q, keys, *_ = call.operands
     return f"{q.shape[0]}x{q.shape[2]}/{keys.shape[2]}x{q.shape[3]} {round_up(keys.shape[1])}"
 
 

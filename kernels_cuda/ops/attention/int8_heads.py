@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from ...launcher import Card, Kernel, Pointer, output, parameter_struct
-from .attention_operands import Operands, fill_places, heads_in
+from ...plans import strides
+from .attention_operands import Operands, heads_in
 
 UNIT = "int8_heads"
 HEADS = (64, 96, 128)
@@ -77,8 +78,8 @@ def plan(card: Card, o: Operands, describe: str) -> Convert:
 
     def launch(name: str, t: Tensor, blocks: int) -> Callable[..., None]:
         kernel: Kernel = card.kernel(UNIT, f"{name}_{d}")
-        params = Int8HeadsParams(tokens=t.shape[1], chunks=chunks, heads=t.shape[2], summed=k_tokens)
-        fill_places(params, "x", t.stride())
+        where = strides("batch token head", x=t)
+        params = Int8HeadsParams(tokens=t.shape[1], chunks=chunks, heads=t.shape[2], summed=k_tokens, **where)
         grid = (blocks, t.shape[2], t.shape[0])
         return kernel.prepare(params, grid=grid, block=TOGETHER * pitch(d) // 8, shape=describe)
 

@@ -9,17 +9,19 @@ import math
 from collections.abc import Iterator
 from ctypes import c_float, c_int, c_int64
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...call import Call, Options, Plan, Tensors, round_up
-from ...launcher import MAX_GRID, Card, Pointer, output, parameter_struct
+from ...call import Call, Options, Plan, Tensors, by_name, round_up
+from ...launcher import Card, Pointer, output, parameter_struct
+from ...plans import strides
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
 from ..views.checks import check_eps, check_one_of, word, wrong_dtype
-from ..views.rows import rows_apart
+from ..views.rows import head_obstacles, rows_apart
 from .attention_operands import PLACES, check_heads
 
 HEADS = (32, 64, 96, 128)  # elements of a head the kernels were compiled for
@@ -79,9 +81,8 @@ class Operands:
 
     @staticmethod
     def of(tensors: Tensors, options: Options) -> Operands:
-        q, k, v, features = tensors
+        q, k, v, features = cast(tuple[Any, ...], tensors)
         feature_map, causal, scale, eps = options
-        assert q is not None and k is not None and v is not None
         return Operands(q, k, v, features, feature_map, causal, q.shape[-1] ** -0.5 if scale is None else scale, eps)
 
     @property
@@ -103,9 +104,8 @@ class Operands:
 # ---------------------------------------------------------------------------------------------------------- the maths
 
 
-def reference(*arguments: object) -> Tensor:
+def compute(o: Operands) -> Tensor:
     """The oracle, in fp32 or, for float64 inputs, in float64. By logarithms of features: nothing overflows."""
-    o = Operands.of(arguments[:4], arguments[4:])  # type: ignore[arg-type]
     wide = torch.promote_types(o.q.dtype, torch.float32)
     q, k, v = (t.to(wide).transpose(1, 2) for t in (o.q, o.k, o.v))  # [b, heads, tokens, d]
     if k.shape[2] == 0 or o.q.numel() == 0:
@@ -174,9 +174,8 @@ def _causal_sums(o: Operands, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, 
     return of_queries(over), of_queries(under)
 
 
-def stock(*arguments: object) -> Tensor:
+def stock_compute(o: Operands) -> Tensor:
     """What torch's users run: features and sums in fp32 (as diffusers does for Sana), products of them in two steps."""
-    o = Operands.of(arguments[:4], arguments[4:])  # type: ignore[arg-type]
     wide = torch.promote_types(o.q.dtype, torch.float32)
     q, k, v = (t.to(wide).transpose(1, 2) for t in (o.q, o.k, o.v))
     if k.shape[2] == 0 or o.q.numel() == 0:
@@ -190,6 +189,9 @@ def stock(*arguments: object) -> Tensor:
         q, k = functional.relu(q) + o.eps, functional.relu(k) + o.eps
     out = _quotients(o, _grouped(q, k), k, v)
     return out.flatten(1, 2).transpose(1, 2).to(o.q.dtype).contiguous()
+
+
+reference, stock = (by_name(Operands.of, 4, run) for run in (compute, stock_compute))
 
 
 def fake(q: Tensor, *_: object) -> Tensor:
@@ -229,9 +231,7 @@ def obstacles(call: Call) -> Iterator[str]:
     """What keeps the kernels from serving a call."""
     o = Operands.of(call.tensors, call.options)
     yield from wrong_dtype((torch.float16,), q=o.q, k=o.k, v=o.v, features=o.features)
-    b, s, h, d = o.q.shape
-    if d not in HEADS:
-        yield f"heads have {d} elements, the kernels serve {', '.join(map(str, HEADS))}"
+    yield from head_obstacles(o.q, HEADS)
     if o.features is not None:
         if o.causal:
             yield "causal attention over random features would need the features of every key within a chunk"
@@ -239,12 +239,10 @@ def obstacles(call: Call) -> Iterator[str]:
             yield f"{o.m} features, the kernels take multiples of {TOGETHER} up to {MOST_FEATURES}"
         if not o.features.is_contiguous() or o.features.data_ptr() % 16:
             yield "features are not contiguous, or do not start at a multiple of 16 bytes"
-    if h > MAX_GRID[1] or b > MAX_GRID[2]:
-        yield f"{b} x {h} batch rows and heads exceed a grid"
-    if max(s, o.k.shape[1]) > MOST_TOKENS:
-        yield f"{max(s, o.k.shape[1])} tokens exceed {MOST_TOKENS}"
-    for name, t in (("q", o.q), ("k", o.k), ("v", o.v)):
-        yield from rows_apart(name, t)
+    tokens = max(o.q.shape[1], o.k.shape[1])
+    if tokens > MOST_TOKENS:
+        yield f"{tokens} tokens exceed {MOST_TOKENS}"
+    yield from rows_apart(q=o.q, k=o.k, v=o.v)
 
 
 def plan(call: Call, card: Card, _tactic: object) -> Plan:
@@ -284,10 +282,8 @@ def plan(call: Call, card: Card, _tactic: object) -> Plan:
         "offset": 1.0 if is_elu else o.eps,
         "root": math.sqrt(o.scale) * LOG2_E if o.features is not None else 1.0,
         "square": o.square * LOG2_E,
+        **strides("batch token head", q=o.q, k=o.k, v=o.v),
     }
-    for name, x in (("q", o.q), ("k", o.k), ("v", o.v)):
-        for where, stride in zip(PLACES, x.stride()[:3], strict=True):
-            params[f"{name}_{where}"] = stride
     positions = t - first if o.causal else s
     apply_kernel = f"linear_attention_apply_{d}{'_causal' if o.causal else ending}"
     launches = [

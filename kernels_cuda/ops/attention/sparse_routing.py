@@ -8,19 +8,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from ctypes import c_float, c_int, c_int64
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from ...call import Call, Options, Plan, Tensors, round_up
-from ...launcher import MAX_GRID, Card, Pointer, output, parameter_struct
+from ...launcher import Card, Pointer, output, parameter_struct
+from ...plans import strides
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op
 from ..views.checks import word, wrong_dtype
-from ..views.rows import rows_apart
-from .attention_operands import BlockList, Tail, fill_places
+from ..views.rows import head_obstacles, rows_apart
+from .attention_operands import BlockList, Tail
 
 HEADS = (64, 96, 128)
 QUERY_BLOCK, KEY_BLOCK = 128, 64  # tokens: what a block of the attention kernels has of queries, and a tile of keys
@@ -68,8 +69,7 @@ class Sizes(NamedTuple):
 
     @staticmethod
     def of(tensors: Tensors, options: Options) -> Sizes:
-        q, k, _ = tensors
-        assert q is not None and k is not None
+        q, k, _ = cast(tuple[Tensor, ...], tensors)
         most, near, sinks, deviations = options
         query_blocks, blocks = -(-q.shape[1] // QUERY_BLOCK), -(-k.shape[1] // KEY_BLOCK)
         always = math.ceil(blocks / max(query_blocks, 1)) + 2 + 2 * near + sinks + 1
@@ -85,9 +85,8 @@ class Sizes(NamedTuple):
 
 def validate(call: Call) -> None:
     """Shapes and options that no implementation could serve."""
-    q, k, v = call.tensors
+    q, k, v = call.operands
     most, near, sinks, deviations = call.options
-    assert q is not None and k is not None and v is not None
     if q.ndim != 4 or k.ndim != 4 or k.shape[0] != q.shape[0] or k.shape[3] != q.shape[3]:
         raise ValueError(f"k: {list(k.shape)} does not go with q {list(q.shape)}: batch and d are equal")
     if k.shape[2] == 0 or q.shape[2] % k.shape[2]:
@@ -174,26 +173,20 @@ ChooseParams = parameter_struct(
 
 def obstacles(call: Call) -> Iterator[str]:
     """What keeps the kernels from serving a call."""
-    q, k, v = call.tensors
-    assert q is not None and k is not None and v is not None
+    q, k, v = call.operands
     yield from wrong_dtype((torch.float16,), q=q, k=k, v=v)
-    if q.shape[3] not in HEADS:
-        yield f"heads have {q.shape[3]} elements, the kernels serve {', '.join(map(str, HEADS))}"
-    for name, t in (("q", q), ("k", k), ("v", v)):
-        yield from rows_apart(name, t)
+    yield from head_obstacles(q, HEADS)
+    yield from rows_apart(q=q, k=k, v=v)
     s = Sizes.of(call.tensors, call.options)
     if s.blocks > MOST_BLOCKS:
         yield f"{s.blocks} blocks of keys, the kernels sort {MOST_BLOCKS}"
-    if s.heads > MAX_GRID[1] or s.batch > MAX_GRID[2]:
-        yield f"{s.batch} x {s.heads} batch rows and heads exceed a grid"
 
 
 def plan(call: Call, card: Card, _: None = None) -> Plan:
     """Fix sizes, strides and grids; what remains per call is the outputs and the pointers."""
     s = Sizes.of(call.tensors, call.options)
     most, near, sinks, deviations = call.options
-    q, k, v = call.tensors
-    assert q is not None and k is not None and v is not None
+    q, k, v = call.operands
     if 0 in (s.batch, s.heads, s.query_blocks, s.blocks):
         return lambda q, k, v: reference(q, k, v, *call.options)  # nothing to launch
     new_q_means = output((s.batch, s.heads, s.query_blocks, s.d), torch.float16, card.index)
@@ -204,8 +197,8 @@ def plan(call: Call, card: Card, _: None = None) -> Plan:
 
     def means(t: Tensor, size: int) -> Callable[..., None]:
         blocks = -(-t.shape[1] // size)
-        params = BlockMeansParams(tokens=t.shape[1], size=size, blocks=blocks, heads=t.shape[2])
-        fill_places(params, "x", t.stride())
+        where = strides("batch token head", x=t)
+        params = BlockMeansParams(tokens=t.shape[1], size=size, blocks=blocks, heads=t.shape[2], **where)
         kernel = card.kernel("sparse_routing", f"block_means_{s.d}")
         grid = (-(-blocks // WARPS), t.shape[2], t.shape[0])
         return kernel.prepare(params, grid=grid, block=WARPS * 32, shape=call.describe())

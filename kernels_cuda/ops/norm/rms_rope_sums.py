@@ -5,26 +5,23 @@ The maths, the layout and the access pattern stand at the head of src/rms_rope_s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from ctypes import c_float, c_int, c_int64
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from ...call import Call, Plan, round_up
-from ...launcher import MAX_GRID, Card, Pointer, output, parameter_struct
+from ...launcher import Card, Pointer, output, parameter_struct
+from ...plans import floats, strides
+from ...plans import plan as plan_of
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
-from ..views.checks import check_eps, mixed_dtypes, wrong_dtype
-from ..views.half_range import LARGEST
+from ..views.checks import check_eps
 from ..views.parts import check_sums, join
-from .rms import by_its_rms
-
-TYPES = (torch.float16, torch.float32)
-WARPS = 4  # kWarps: heads of a block
-WIDEST = 256  # elements of a head
-QUAD = 4  # of which its width is a multiple: pairs in either half
+from .rms import WARPS, by_its_rms, check_halves, check_weights, head_obstacles, turned, type_obstacles
 
 Pair = tuple[Tensor, Tensor]
 
@@ -51,33 +48,43 @@ def rms_rope_sums(
     return found
 
 
+class Operands(NamedTuple):
+    """The tensors of a call."""
+
+    q: Tensor
+    k: Tensor
+    q_weight: Tensor
+    k_weight: Tensor
+    cos: Tensor
+    sin: Tensor
+
+    @property
+    def heads(self) -> int:
+        """Of q and k, of all tokens."""
+        _, batch, tokens, heads, _ = self.q.shape
+        return batch * tokens * (heads + self.k.shape[3])
+
+
 # ---------------------------------------------------------------------------------------------------------- the maths
 
 
-def reference(q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor, sin: Tensor, eps: float) -> Pair:
+def reference(*given: Any) -> Pair:
     """The oracle, in fp32 or, for float64 inputs, in float64."""
-
-    def normed(x: Tensor, weight: Tensor) -> Tensor:
-        return by_its_rms(x, eps) * weight.to(x.dtype)
-
-    return _turned(normed(join(q), q_weight), cos, sin), _turned(normed(join(k), k_weight), cos, sin)
+    *tensors, eps = given
+    return _made(Operands(*tensors), lambda x, weight: by_its_rms(x, eps) * weight)
 
 
-def stock(q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, cos: Tensor, sin: Tensor, eps: float) -> Pair:
+def stock(*given: Any) -> Pair:
     """torch's norm in fp32, as stock runs it, and its rotation."""
-
-    def normed(x: Tensor, weight: Tensor) -> Tensor:
-        return functional.rms_norm(x, x.shape[-1:], weight.to(x.dtype), eps)
-
-    return _turned(normed(join(q), q_weight), cos, sin), _turned(normed(join(k), k_weight), cos, sin)
+    *tensors, eps = given
+    return _made(Operands(*tensors), lambda x, weight: functional.rms_norm(x, x.shape[-1:], weight, eps))
 
 
-def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """[batch, tokens, heads, d] as fp16."""
-    cos, sin = (t.to(x.dtype).transpose(1, 2) for t in (cos, sin))
-    low, high = x.chunk(2, -1)
-    pair = torch.addcmul(cos * low, sin, high, value=-1), torch.addcmul(cos * high, sin, low)
-    return torch.cat(pair, -1).clamp_(-LARGEST, LARGEST).half()
+def _made(o: Operands, norm: Callable[[Tensor, Tensor], Tensor]) -> Pair:
+    """norm: of heads and weights of their type."""
+    q, k = join(o.q), join(o.k)
+    table = o.cos.transpose(1, 2), o.sin.transpose(1, 2)
+    return turned(norm(q, o.q_weight.to(q.dtype)), *table), turned(norm(k, o.k_weight.to(k.dtype)), *table)
 
 
 def fake(q: Tensor, k: Tensor, *_: object) -> Pair:
@@ -99,96 +106,59 @@ RmsRopeSumsParams = parameter_struct(
 )
 
 
-def _named(call: Call) -> dict[str, Tensor]:
-    names = ("q", "k", "q_weight", "k_weight", "cos", "sin")
-    return {name: t for name, t in zip(names, call.tensors, strict=True) if t is not None}
-
-
 def validate(call: Call) -> None:
     """Shapes and options that no implementation could serve."""
-    t = _named(call)
-    q, k = t["q"], t["k"]
+    o = Operands(*call.operands)
     check_eps(call.options[0])
-    for name, sums in (("q", q), ("k", k)):
+    for name, sums in (("q", o.q), ("k", o.k)):
         check_sums(name, sums)
-        if sums.ndim != 5 or (*sums.shape[:3], sums.shape[4]) != (*q.shape[:3], q.shape[-1]):
-            raise ValueError(f"{name}: {list(sums.shape)} is not [2, batch, tokens, heads, d] like q {list(q.shape)}")
-    _, batch, tokens, _, d = q.shape
-    if d % 2:
-        raise ValueError(f"q: {list(q.shape)}, a head of {d} elements has no halves to turn")
-    for name in ("q_weight", "k_weight"):
-        if t[name].shape != (d,):
-            raise ValueError(f"{name}: {list(t[name].shape)} is not [{d}]")
-    for name in ("cos", "sin"):
-        if t[name].shape[1:] != (1, tokens, d // 2) or t[name].shape[0] not in (1, batch):
-            raise ValueError(f"{name}: {list(t[name].shape)} is not [1 or {batch}, 1, {tokens}, {d // 2}]")
+        if sums.ndim != 5 or (*sums.shape[:3], sums.shape[4]) != (*o.q.shape[:3], o.q.shape[-1]):
+            raise ValueError(f"{name}: {list(sums.shape)} is not [2, batch, tokens, heads, d] like q {list(o.q.shape)}")
+    check_halves(o.q)
+    _, batch, tokens, _, d = o.q.shape
+    check_weights(d, q_weight=o.q_weight, k_weight=o.k_weight)
+    for name, t in (("cos", o.cos), ("sin", o.sin)):
+        if t.shape[1:] != (1, tokens, d // 2) or t.shape[0] not in (1, batch):
+            raise ValueError(f"{name}: {list(t.shape)} is not [1 or {batch}, 1, {tokens}, {d // 2}]")
 
 
 def obstacles(call: Call) -> Iterator[str]:
     """What keeps the kernel from serving a call."""
-    t = _named(call)
-    sums, tables = {name: t[name] for name in ("q", "k")}, {name: t[name] for name in ("cos", "sin")}
-    weights = {name: t[name] for name in ("q_weight", "k_weight")}
-    yield from wrong_dtype((torch.float32,), **sums, **tables)
-    yield from wrong_dtype(TYPES, **weights)
-    yield from mixed_dtypes(weights)
-    d = t["q"].shape[-1]
-    if d % QUAD or d > WIDEST:
-        yield f"heads have {d} elements, the kernel takes multiples of {QUAD} up to {WIDEST}"
-    for name, each in t.items():
-        steps = [stride for size, stride in zip(each.shape[:-1], each.stride()[:-1], strict=True) if size > 1]
-        if each.shape[-1] > 1 and each.stride(-1) != 1:
-            yield f"{name}: elements are {each.stride(-1)} apart, not adjacent"
-        if each.data_ptr() % (2 * each.element_size()) or any(step % 2 for step in steps):
-            yield f"{name}: pairs of elements do not start at multiples of their size (strides {each.stride()})"
-    if _heads(t) > MAX_GRID[0] * WARPS:
-        yield f"{_heads(t)} heads of all tokens exceed a grid"
-
-
-def _heads(t: dict[str, Tensor]) -> int:
-    """Of q and k, of all tokens."""
-    _, batch, tokens, heads, _ = t["q"].shape
-    return batch * tokens * (heads + t["k"].shape[3])
+    o = Operands(*call.operands)
+    of_floats = {"q": o.q, "k": o.k, "cos": o.cos, "sin": o.sin}
+    yield from type_obstacles({"q_weight": o.q_weight, "k_weight": o.k_weight}, of_floats)
+    yield from head_obstacles(o.q.shape[-1], o.heads, **o._asdict())
 
 
 def plan(call: Call, card: Card, _tactic: object = None) -> Plan:
     """Fix sizes, strides, grid and kernel; what remains per call is the outputs and the pointers."""
-    t = _named(call)
-    q, k = t["q"], t["k"]
-    new_q, new_k = (output(each.shape[1:], torch.float16, card.index) for each in (q, k))
-    if not _heads(t) * q.shape[-1]:
-        return lambda *_: (new_q(), new_k())
+    o = Operands(*call.operands)
+    new_q, new_k = (output(t.shape[1:], torch.float16, card.index) for t in (o.q, o.k))
+    names = "q k q_weight k_weight cosines sines"
+    if not o.heads * o.q.shape[-1]:
+        return plan_of((), names, call.tensors, q_out=new_q, k_out=new_k)
+    _, batches, tokens, q_heads, d = o.q.shape
     params = RmsRopeSumsParams(
-        batches=q.shape[1],
-        tokens=q.shape[2],
-        q_heads=q.shape[3],
-        k_heads=k.shape[3],
-        d=q.shape[4],
+        batches=batches,
+        tokens=tokens,
+        q_heads=q_heads,
+        k_heads=o.k.shape[3],
+        d=d,
         eps=call.options[0],
-        weight_is_float=t["q_weight"].dtype is torch.float32,
+        **strides("part batch token head", q=o.q, k=o.k),
+        **strides("batch", used=True, cosines=o.cos, sines=o.sin),
+        **strides("token", cosines=o.cos[0, 0], sines=o.sin[0, 0]),
+        **floats(weight=o.q_weight),
     )
-    for name in ("q", "k"):
-        for where, stride in zip(("part", "batch", "token", "head"), t[name].stride(), strict=False):
-            setattr(params, f"{name}_{where}", stride)
-    for name, of in (("cos", "cosines"), ("sin", "sines")):
-        setattr(params, f"{of}_batch", t[name].stride(0) if t[name].shape[0] > 1 else 0)
-        setattr(params, f"{of}_token", t[name].stride(2))
     launch = card.kernel("rms_rope_sums", "rms_rope_sums").prepare(
-        params, grid=(-(-_heads(t) // WARPS), 1, 1), block=WARPS * 32, shape=call.describe()
+        params, grid=(-(-o.heads // WARPS), 1, 1), block=WARPS * 32, shape=call.describe()
     )
-
-    def run(*tensors: Tensor) -> Pair:
-        made = new_q(), new_k()
-        launch(*[each.data_ptr() for each in (*tensors, *made)])
-        return made
-
-    return run
+    return plan_of(launch, names, call.tensors, q_out=new_q, k_out=new_k)
 
 
 def shape_class(call: Call) -> str:
     """Heads exactly, tokens to a power of two."""
-    q, k = call.tensors[:2]
-    assert q is not None and k is not None
+    q, k, *_ = call.operands
     return f"{round_up(q.shape[1] * q.shape[2])}x({q.shape[3]}+{k.shape[3]})x{q.shape[4]}"
 
 

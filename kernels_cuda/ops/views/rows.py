@@ -6,13 +6,14 @@ A row operand is [batch, token, d]. A broadcast operand (scale, shift, gate) is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ...call import round_up
+from ...launcher import MAX_GRID
 
 MOST_ROWS = 2**31 - 1
 ALIGNED = 8  # elements: rows that are read 16 bytes at a time start at multiples of it
@@ -127,10 +128,20 @@ def row_class(t: Tensor) -> str:
     return f"{str(t.dtype).removeprefix('torch.')}[{round_up(t.numel() // max(d, 1))}x{d}]"
 
 
-def rows_apart(name: str, t: Tensor) -> Iterator[str]:
-    """Why rows of a head cannot be read 16 bytes at a time."""
-    if t.stride(3) != 1:
-        yield f"{name}: elements of a head are {t.stride(3)} apart, not adjacent"
-    strides = [stride for size, stride in zip(t.shape[:3], t.stride()[:3], strict=True) if size > 1]
-    if t.data_ptr() % 16 or any(stride % ALIGNED for stride in strides):
-        yield f"{name}: rows do not start at multiples of 16 bytes (strides {t.stride()})"
+def rows_apart(**tensors: Tensor) -> Iterator[str]:
+    """Why rows of a head of [batch, tokens, heads, d] cannot be read 16 bytes at a time."""
+    for name, t in tensors.items():
+        if t.stride(3) != 1:
+            yield f"{name}: elements of a head are {t.stride(3)} apart, not adjacent"
+        strides = [stride for size, stride in zip(t.shape[:3], t.stride()[:3], strict=True) if size > 1]
+        if t.data_ptr() % 16 or any(stride % ALIGNED for stride in strides):
+            yield f"{name}: rows do not start at multiples of 16 bytes (strides {t.stride()})"
+
+
+def head_obstacles(q: Tensor, heads: Collection[int]) -> Iterator[str]:
+    """Queries [batch, tokens, heads, d] whose heads have another width than the kernels', or that are too many for a grid."""
+    b, _, h, d = q.shape
+    if d not in heads:
+        yield f"heads have {d} elements, the kernels serve {', '.join(map(str, heads))}"
+    if h > MAX_GRID[1] or b > MAX_GRID[2]:
+        yield f"{b} x {h} batch rows and heads exceed a grid"
