@@ -1,6 +1,6 @@
 """Plans made of prepared launches: which tensor of a call goes into which pointer of a struct.
 
-`plan` is given the pointers' names in the order of the call's tensors, and makers of what the call
+`plan_of` is given the pointers' names in the order of the call's tensors, and makers of what the call
 returns or needs on the way. Which operands are absent is known by then, because that is part of a
 call's signature: their pointers stay null, and a call does not look at them again.
 """
@@ -19,7 +19,7 @@ from .launcher import Launch
 Maker = Callable[[], Tensor]
 
 
-def plan(
+def plan_of(
     launches: Launch | Sequence[Launch],
     names: str,
     tensors: Tensors,
@@ -30,8 +30,8 @@ def plan(
     """A plan that makes its results, launches all of these in turn and returns the results.
 
     launches  with the same pointers each; none where there is nothing to compute
-    names     pointers of the struct in the order of the call's tensors; `x=out` is both, where a tensor is written in place. May
-              end with pointers that only some calls have operands for
+    names     pointers of the struct in the order of the call's tensors; `x=out` is both, where a tensor is written in place, and
+              `-` is none. May end with pointers that only some calls have operands for
     tensors   the call's own: what is None stays null
     scratch   makers of memory that is not returned, by their pointers
     results   makers of what is returned, by their pointers; a result among the operands is written where that lies
@@ -46,6 +46,7 @@ def plan(
         for i, name in enumerate((*given, *(name for name, _ in made)))
         if i >= len(tensors) or tensors[i] is not None
         for pointer in name.split("=")
+        if pointer != "-"
     }
     steps = [(launch.filler(places), launch.send) for launch in launches]
     makers = [maker for _, maker in made]
@@ -91,13 +92,15 @@ def floats(**tensors: Tensor | None) -> dict[str, bool]:
 
 
 def strides(dimensions: str, *, used: bool = False, **tensors: Tensor | None) -> dict[str, int]:
-    """`x_batch`, `x_token` and so on: the strides of each operand's first dimensions, which are named here.
+    """`x_batch`, `x_token` and so on: strides of each operand's first dimensions, by their names.
 
-    used  0 instead of the stride of a dimension of one, where torch leaves anything
+    dimensions  the names; `-` where a dimension has no field
+    used        0 instead of the stride of a dimension of one, where torch leaves anything
     """
     return {
         f"{name}_{dimension}": stride if size > 1 or not used else 0
         for name, t in tensors.items()
         if t is not None
         for dimension, size, stride in zip(dimensions.split(), t.shape, t.stride(), strict=False)
+        if dimension != "-"
     }

@@ -18,8 +18,7 @@ from torch import Tensor
 from ...binary.arch import half_sums_pay
 from ...call import Call, Plan, by_name, round_up
 from ...launcher import Card, Launch, Pointer, output, parameter_struct
-from ...plans import plan as plan_of
-from ...plans import strides
+from ...plans import plan_of, strides
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
 from ..views.checks import word, wrong_dtype

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ...call import Call, Options, Tensors
+from ..views.checks import check_shape
 
 NO_LIMIT = -1
 BITS = 32  # of a word of Tail.visited
@@ -229,8 +230,7 @@ def check_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError(
             f"k: {list(k.shape)} does not go with q {list(q.shape)}: batch and d are equal, q's heads a multiple of k's"
         )
-    if v.shape != k.shape:
-        raise ValueError(f"v: {list(v.shape)} is not k's shape {list(k.shape)}")
+    check_shape("v", v, k, "k")
 
 
 def validate(call: Call) -> None:

@@ -15,8 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ...call import Call, Plan, round_up
 from ...launcher import Card, Pointer, output, parameter_struct
-from ...plans import plan as plan_of
-from ...plans import strides
+from ...plans import plan_of, strides
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
 from ..views.checks import wrong_dtype

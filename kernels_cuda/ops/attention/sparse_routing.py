@@ -19,7 +19,7 @@ from ...launcher import Card, Pointer, output, parameter_struct
 from ...plans import strides
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op
-from ..views.checks import word, wrong_dtype
+from ..views.checks import check_shape, word, wrong_dtype
 from ..views.rows import head_obstacles, rows_apart
 from .attention_operands import BlockList, Tail
 
@@ -91,8 +91,7 @@ def validate(call: Call) -> None:
         raise ValueError(f"k: {list(k.shape)} does not go with q {list(q.shape)}: batch and d are equal")
     if k.shape[2] == 0 or q.shape[2] % k.shape[2]:
         raise ValueError(f"k: {k.shape[2]} heads do not go with q's {q.shape[2]}")
-    if v.shape != k.shape:
-        raise ValueError(f"v: {list(v.shape)} is not k's shape {list(k.shape)}")
+    check_shape("v", v, k, "k")
     for name, count in (("most", most), ("near", near), ("sinks", sinks)):
         if count < 0:
             raise ValueError(f"{name} is {count}, expected 0 or more")

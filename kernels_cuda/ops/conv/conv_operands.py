@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from ...call import Call, Options, Tensors
 from ..matmul.linear_operands import ACTIVATIONS, activate
-from ..views.checks import check_one_of
+from ..views.checks import check_one_of, check_result, check_vector
 
 Padding = tuple[int, int, int, int]  # left, right, top, bottom
 
@@ -32,13 +32,8 @@ class Operands:
 
     @staticmethod
     def of(tensors: Tensors, options: Options) -> Operands:
-        x, weight, bias, cache, residual = tensors
-        assert x is not None and weight is not None
-        activation, time_stride, before, stride, *padding = options
-        left, right, top, bottom = padding
-        return Operands(
-            x, weight, bias, cache, residual, activation, time_stride, before, stride, (left, right, top, bottom)
-        )
+        *asked, left, right, top, bottom = options
+        return Operands(*tensors, *asked, (left, right, top, bottom))  # type: ignore[call-arg, arg-type]
 
     @staticmethod
     def of_call(call: Call) -> Operands:
@@ -101,10 +96,8 @@ def validate(call: Call) -> None:
             raise ValueError(f"cache: {o.cached} frames, and the first result sees {o.before} before x")
     if min(o.shape[2:]) < 1 and o.x.numel():
         raise ValueError(f"x: {list(o.x.shape)} is smaller than the weight's taps {list(o.weight.shape[2:])}")
-    if o.bias is not None and o.bias.shape != o.weight.shape[:1]:
-        raise ValueError(f"bias: {list(o.bias.shape)} is not [{o.weight.shape[0]}]")
-    if o.residual is not None and o.residual.shape != o.shape:
-        raise ValueError(f"residual: {list(o.residual.shape)} is not the result's shape {list(o.shape)}")
+    check_vector("bias", o.bias, o.weight.shape[0])
+    check_result("residual", o.residual, o.shape)
 
 
 def _all_frames(o: Operands, x: Tensor, cache: Tensor | None) -> Tensor:

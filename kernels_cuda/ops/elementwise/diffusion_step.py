@@ -14,8 +14,7 @@ from torch import Tensor
 
 from ...call import ALIGNMENT, Call, Plan
 from ...launcher import Card, Pointer, output, parameter_struct
-from ...plans import floats
-from ...plans import plan as plan_of
+from ...plans import floats, plan_of
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
 from ..views.checks import check_one_of, check_shape, word, wrong_dtype

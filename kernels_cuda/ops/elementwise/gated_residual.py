@@ -16,8 +16,7 @@ from torch import Tensor
 
 from ...call import Call, Plan
 from ...launcher import Card, Launch, Pointer, output, parameter_struct
-from ...plans import floats
-from ...plans import plan as plan_of
+from ...plans import floats, plan_of
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate, nothing, overwriting
 from ..views.checks import check_shape, check_written, wrong_dtype

@@ -16,13 +16,21 @@ from torch.nn import functional
 
 from ...call import Call, Plan, round_up
 from ...launcher import Card, Launch, Pointer, output, parameter_struct
-from ...plans import floats
-from ...plans import plan as plan_of
+from ...plans import floats, plan_of
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
 from ..quant.packed_blocks import BLOCK_TYPES, unpacked, unpacked_shape
 from ..quant.to_half import reference as as_half
-from ..views.checks import check_one_of, check_scale, word, wrong_dtype
+from ..views.checks import (
+    check_one_of,
+    check_result,
+    check_scale,
+    check_vector,
+    misplaced,
+    scattered,
+    word,
+    wrong_dtype,
+)
 from ..views.parts import PARTS
 
 MOST_ROWS = 16  # of x: two tiles of a tensor core
@@ -187,11 +195,8 @@ def validate(call: Call) -> None:
         raise ValueError(f"out_dtype is {word(out_dtype)}, expected float32 or x's own")
     if scale is not None and (encoding not in SCALED or not (scale.numel() == 1 or scale.shape in ((n,), (n, 1)))):
         raise ValueError(f"scale: {list(scale.shape)} is not one for each of {n} rows of I8 or fp8, but of {encoding}")
-    if bias is not None and bias.shape != (n,):
-        raise ValueError(f"bias: {list(bias.shape)} is not [{n}]")
-    result = [*leading(x, joined=joined), n]
-    if residual is not None and list(residual.shape) != result:
-        raise ValueError(f"residual: {list(residual.shape)} is not the result's shape {result}")
+    check_vector("bias", bias, n)
+    check_result("residual", residual, (*leading(x, joined=joined), n))
 
 
 def obstacles(call: Call) -> Iterator[str]:
@@ -203,13 +208,8 @@ def obstacles(call: Call) -> Iterator[str]:
     yield from wrong_dtype((torch.float16,), x=x)
     yield from wrong_dtype((torch.float32,), scale=scale)
     yield from wrong_dtype(WRITTEN, bias=bias, residual=residual)
-    named = {"x": x, "weight": weight, "scale": scale, "bias": bias, "residual": residual}
-    for name, t in named.items():
-        if t is not None and not t.is_contiguous():
-            yield f"{name} is not contiguous (strides {t.stride()})"
-    for name, t in (("x", x), ("weight", weight)):
-        if t.data_ptr() % 16:
-            yield f"{name} does not start at a multiple of 16 bytes"
+    yield from scattered(x=x, weight=weight, scale=scale, bias=bias, residual=residual)
+    yield from misplaced(x=x, weight=weight)
     if _rows(x) > MOST_ROWS:
         yield f"x has {_rows(x)} rows, the kernels take up to {MOST_ROWS}"
     if x.shape[-1] % STEPS[encoding].elements:

@@ -18,11 +18,10 @@ from torch.nn import functional
 
 from ...call import Call, Plan, by_name
 from ...launcher import MAX_GRID, Card, Launch, Pointer, output, parameter_struct
-from ...plans import floats
-from ...plans import plan as plan_of
+from ...plans import floats, plan_of
 from ...policy import STANDARD, IsaClass, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
-from ..views.checks import bias_obstacles, word, wrong_dtype
+from ..views.checks import bias_obstacles, no_multiples, word, wrong_dtype
 from ..views.rows import Rows, SharedRow, folded, row_class, row_view, rows, shared_row
 from .linear_operands import ACTIVATIONS, Operands, compute, stock_beside, stock_compute, validate
 from .linear_torch import CublasEpilogue, CublasFused, CublasPair, CublasWide
@@ -200,9 +199,7 @@ def obstacles(call: Call) -> Iterator[str]:
         return  # nothing to compute, and nothing to refuse
     if not o.k:
         yield "k is 0: there is nothing to multiply"
-    for name, size in (("k", o.k), ("n", o.n)):
-        if size % PACK:
-            yield f"{name} is {size}, the kernels take multiples of {PACK}"
+    yield from no_multiples(PACK, k=o.k, n=o.n)
     if max(o.m, o.n, o.k) > MOST:
         yield f"a size of {o.m} x {o.n} x {o.k} exceeds {MOST}"
     yield from places(o)

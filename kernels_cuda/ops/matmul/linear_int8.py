@@ -16,11 +16,11 @@ from torch import Tensor
 
 from ...call import Call, Plan, by_name
 from ...launcher import Card, Launch, Pointer, output, parameter_struct
-from ...plans import plan as plan_of
+from ...plans import plan_of
 from ...policy import STANDARD, IsaClass, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
 from ..quant.rows_to_int8 import Int8Rows, prepare, row_obstacles
-from ..views.checks import word, wrong_dtype
+from ..views.checks import no_multiples, scattered, word, wrong_dtype
 from ..views.rows import Rows, folded, row_view
 from .linear import FIELDS, MOST, POINTERS, TYPES, Activation, Cut, class_of, parameters, places
 from .linear_int8_operands import Int8Operands, KitchenLinear, compute, stock_compute, validate
@@ -123,16 +123,13 @@ def obstacles(call: Call) -> Iterator[str]:
         return  # nothing to compute, and nothing to refuse
     if not p.k:
         yield "k is 0: there is nothing to multiply"
-    for name, size, unit in (("k", p.k, BYTES), ("n", p.n, COLUMNS)):
-        if size % unit:
-            yield f"{name} is {size}, the kernels take multiples of {unit}"
+    yield from no_multiples(BYTES, k=p.k)
+    yield from no_multiples(COLUMNS, n=p.n)
     if p.k > LONGEST:
         yield f"k is {p.k}, and sums of more than {LONGEST} products do not fit 32 bits"
     if max(p.m, p.n) > MOST:
         yield f"a size of {p.m} x {p.n} x {p.k} exceeds {MOST}"
-    for name, t in (("x_scale", o.x_scale), ("weight_scale", o.weight_scale)):
-        if t is not None and not t.is_contiguous():
-            yield f"{name} is not contiguous (strides {t.stride()})"
+    yield from scattered(x_scale=o.x_scale, weight_scale=o.weight_scale)
     if o.x_scale is None:
         yield from row_obstacles(p.x)
         p = o.rounded(torch.empty(p.x.shape, dtype=torch.int8, device="meta"))

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...call import Call, Options, Tensors
-from ..views.checks import check_one_of, check_shape, check_written
+from ..views.checks import check_one_of, check_result, check_shape, check_vector, check_written
 from ..views.half_range import kept
 from ..views.rows import frames_of, spread, tokens_per_frame
 
@@ -107,11 +107,9 @@ def check_operands(o: Operands) -> None:
     if o.x.ndim == 0 or o.x.shape[-1] != o.k:
         raise ValueError(f"x: {list(o.x.shape)} does not go with the weight {list(o.weight.shape)}")
     check_shape("up", o.up, o.weight, "the weight")
-    if o.bias is not None and o.bias.shape != (o.n,):
-        raise ValueError(f"bias: {list(o.bias.shape)} is not [{o.n}]")
-    for name, t in (("residual", o.residual), ("out", o.out)):
-        if t is not None and t.shape != o.shape:
-            raise ValueError(f"{name}: {list(t.shape)} is not the result's shape {list(o.shape)}")
+    check_vector("bias", o.bias, o.n)
+    check_result("residual", o.residual, o.shape)
+    check_result("out", o.out, o.shape)
     if o.gate is not None:
         tokens_per_frame(o.tokens, frames_of(o.gate, o.batches, o.n, "gate").shape[1], "gate")
     if not (math.isfinite(o.scale) and o.scale != 0):

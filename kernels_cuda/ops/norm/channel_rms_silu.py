@@ -13,8 +13,7 @@ from torch.nn import functional
 
 from ...call import Call, Plan
 from ...launcher import Card, Pointer, parameter_struct
-from ...plans import floats
-from ...plans import plan as plan_of
+from ...plans import floats, plan_of
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
 from ..views.planes import (

@@ -17,10 +17,10 @@ from torch.nn import functional
 
 from ...call import Call, Plan
 from ...launcher import MAX_GRID, Card, Launch, Pointer, output, parameter_struct
-from ...plans import plan as plan_of
+from ...plans import plan_of
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
-from ..views.checks import mixed_dtypes, word, wrong_dtype
+from ..views.checks import mixed_dtypes, not_contiguous, word, wrong_dtype
 from ..views.rows import (
     MOST_ROWS,
     SharedRow,
@@ -202,9 +202,7 @@ def obstacles(call: Call) -> Iterator[str]:
     view = rows(o.x)
     if isinstance(view, str):
         yield f"x: {view}"
-    for name, t in o.affine.items():
-        if not t.is_contiguous():
-            yield f"{name} is not contiguous"
+    yield from not_contiguous(**o.affine)
     like = row_view(o.x)
     if max(like.batches, like.tokens, like.d) > MOST_ROWS:
         yield f"a dimension of {tuple(o.x.shape)} exceeds {MOST_ROWS}"

@@ -36,13 +36,6 @@ def check_halves(q: Tensor) -> None:
         raise ValueError(f"q: {list(q.shape)}, a head of {q.shape[-1]} elements has no halves to turn")
 
 
-def check_weights(d: int, **weights: Tensor) -> None:
-    """Raise ValueError for what is not one weight for each element of a head."""
-    for name, t in weights.items():
-        if t.shape != (d,):
-            raise ValueError(f"{name}: {list(t.shape)} is not [{d}]")
-
-
 def type_obstacles(weights: dict[str, Tensor], of_floats: dict[str, Tensor]) -> Iterator[str]:
     """Operands of other types than the kernels take."""
     yield from wrong_dtype((torch.float32,), **of_floats)

@@ -14,11 +14,10 @@ from torch.nn import functional
 
 from ...call import Call, Plan
 from ...launcher import MAX_GRID, Card, Pointer, output, parameter_struct
-from ...plans import floats
-from ...plans import plan as plan_of
+from ...plans import floats, plan_of
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
-from ..views.checks import check_eps, wrong_dtype
+from ..views.checks import check_eps, check_vector, not_contiguous, wrong_dtype
 from ..views.parts import PARTS, split
 from ..views.rows import row_class, row_view, rows
 from .rms import by_its_rms
@@ -79,8 +78,7 @@ def validate(call: Call) -> None:
     check_eps(call.options[0])
     if x.ndim < 2:
         raise ValueError(f"x: {list(x.shape)} has no rows")
-    if weight.shape != x.shape[-1:]:
-        raise ValueError(f"weight: {list(weight.shape)} is not [{x.shape[-1]}]")
+    check_vector("weight", weight, x.shape[-1])
 
 
 def obstacles(call: Call) -> Iterator[str]:
@@ -91,8 +89,7 @@ def obstacles(call: Call) -> Iterator[str]:
     view = rows(x)
     if isinstance(view, str):
         yield f"x: {view}"
-    if not weight.is_contiguous():
-        yield "weight is not contiguous"
+    yield from not_contiguous(weight=weight)
     if max(x.shape) > MOST:
         yield f"a dimension of {tuple(x.shape)} exceeds {MOST}"
 

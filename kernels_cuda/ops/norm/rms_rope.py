@@ -16,8 +16,7 @@ from torch.nn import functional
 
 from ...call import Call, Plan
 from ...launcher import MAX_GRID, Card, Launch, Pointer, parameter_struct
-from ...plans import plan as plan_of
-from ...plans import strides
+from ...plans import plan_of, strides
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate, nothing, overwriting
 from ..views.checks import check_eps, check_one_of, check_written, mixed_dtypes, wrong_dtype

@@ -15,15 +15,14 @@ from torch.nn import functional
 
 from ...call import Call, Plan, round_up
 from ...launcher import Card, Pointer, output, parameter_struct
-from ...plans import floats, strides
-from ...plans import plan as plan_of
+from ...plans import floats, plan_of, strides
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
-from ..views.checks import check_eps, check_written, wrong_dtype
+from ..views.checks import check_eps, check_vector, check_written, wrong_dtype
 from ..views.half_range import saturated
 from ..views.parts import PARTS, join
 from ..views.rows import rows_apart
-from .rms import WARPS, by_its_rms, check_halves, check_weights, head_obstacles, turned, type_obstacles
+from .rms import WARPS, by_its_rms, check_halves, head_obstacles, turned, type_obstacles
 
 
 def rms_rope_keep(
@@ -138,7 +137,8 @@ def validate(call: Call) -> None:
     for name, t in (("k", o.k), ("v", o.v)):
         if t.ndim != 5 or (*t.shape[:3], t.shape[4]) != (parts, batch, tokens, d) or t.shape != o.k.shape:
             raise ValueError(f"{name}: {list(t.shape)} is not [{parts}, {batch}, {tokens}, key heads, {d}]")
-    check_weights(d, q_weight=o.q_weight, k_weight=o.k_weight)
+    check_vector("q_weight", o.q_weight, d)
+    check_vector("k_weight", o.k_weight, d)
     heads = o.k.shape[3]
     for name, t in (("keys", o.keys), ("values", o.values)):
         if t.ndim != 4 or (t.shape[0], *t.shape[2:]) != (batch, heads, d) or t.shape != o.keys.shape:

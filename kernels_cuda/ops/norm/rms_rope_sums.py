@@ -15,13 +15,12 @@ from torch.nn import functional
 
 from ...call import Call, Plan, round_up
 from ...launcher import Card, Pointer, output, parameter_struct
-from ...plans import floats, strides
-from ...plans import plan as plan_of
+from ...plans import floats, plan_of, strides
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
-from ..views.checks import check_eps
+from ..views.checks import check_eps, check_vector
 from ..views.parts import check_sums, join
-from .rms import WARPS, by_its_rms, check_halves, check_weights, head_obstacles, turned, type_obstacles
+from .rms import WARPS, by_its_rms, check_halves, head_obstacles, turned, type_obstacles
 
 Pair = tuple[Tensor, Tensor]
 
@@ -116,7 +115,8 @@ def validate(call: Call) -> None:
             raise ValueError(f"{name}: {list(sums.shape)} is not [2, batch, tokens, heads, d] like q {list(o.q.shape)}")
     check_halves(o.q)
     _, batch, tokens, _, d = o.q.shape
-    check_weights(d, q_weight=o.q_weight, k_weight=o.k_weight)
+    check_vector("q_weight", o.q_weight, d)
+    check_vector("k_weight", o.k_weight, d)
     for name, t in (("cos", o.cos), ("sin", o.sin)):
         if t.shape[1:] != (1, tokens, d // 2) or t.shape[0] not in (1, batch):
             raise ValueError(f"{name}: {list(t.shape)} is not [1 or {batch}, 1, {tokens}, {d // 2}]")

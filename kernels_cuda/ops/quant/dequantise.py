@@ -14,10 +14,10 @@ from torch import Tensor
 
 from ...call import Call, Plan, round_up
 from ...launcher import MAX_GRID, Card, Pointer, output, parameter_struct
-from ...plans import plan as plan_of
+from ...plans import plan_of
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
-from ..views.checks import check_written, word
+from ..views.checks import check_written, misplaced, scattered, word
 from .packed_blocks import BLOCK_TYPES, block_type, unpacked, unpacked_shape
 
 THREADS = 256  # kThreads
@@ -83,11 +83,9 @@ def validate(call: Call) -> None:
 
 def obstacles(call: Call) -> Iterator[str]:
     """What keeps the kernels from serving a call."""
-    for name, t in zip(("packed", "out"), call.present, strict=False):
-        if not t.is_contiguous():
-            yield f"{name} is not contiguous (strides {t.stride()})"
-        if t.data_ptr() % 16:
-            yield f"{name} does not start at a multiple of 16 bytes"
+    named = dict(zip(("packed", "out"), call.present, strict=False))
+    yield from scattered(**named)
+    yield from misplaced(**named)
     if _chunks(call) > MAX_GRID[0]:
         yield f"{call.describe()} is more than a launch can cover"
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...call import Call, Plan
 from ...launcher import MAX_GRID, Card, Pointer, output, parameter_struct
-from ...plans import plan as plan_of
+from ...plans import plan_of
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
 from ..views.checks import wrong_dtype

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from ...call import Call, Plan
 from ...launcher import Card, Launch, Pointer, output, parameter_struct
-from ...plans import plan as plan_of
+from ...plans import plan_of
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
-from ..views.checks import check_written, wrong_dtype
+from ..views.checks import check_written, not_contiguous, scattered, wrong_dtype
 from ..views.half_range import LARGEST, saturated
 from ..views.rows import row_class
 
@@ -146,13 +146,10 @@ def validate(call: Call) -> None:
 def obstacles(call: Call) -> Iterator[str]:
     """What keeps the kernels from serving a call."""
     x, scale, *rest = call.operands
-    for out in rest:
-        if not out.is_contiguous():
-            yield f"out is not contiguous (strides {out.stride()})"
+    yield from scattered(out=rest[0] if rest else None)
     yield from wrong_dtype(TYPES, x=x)
     yield from wrong_dtype((torch.float32,), scale=scale)
-    if scale is not None and not scale.is_contiguous():
-        yield "scale is not contiguous"
+    yield from not_contiguous(scale=scale)
     view = matrix(x, scale is not None and scale.numel() > 1)
     if isinstance(view, str):
         yield f"x: {view}"

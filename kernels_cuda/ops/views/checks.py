@@ -7,7 +7,7 @@ for an op's `validate`, and raise ValueError for what no implementation could se
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -34,6 +34,34 @@ def bias_obstacles(bias: Tensor | None) -> Iterator[str]:
         yield "bias is not contiguous, or does not start at a multiple of 16 bytes"
 
 
+def not_contiguous(**tensors: Tensor | None) -> Iterator[str]:
+    """Operands of so few dimensions that no strides need to be told."""
+    for name, t in tensors.items():
+        if t is not None and not t.is_contiguous():
+            yield f"{name} is not contiguous"
+
+
+def scattered(**tensors: Tensor | None) -> Iterator[str]:
+    """Operands that are not contiguous, with their strides."""
+    for name, t in tensors.items():
+        if t is not None and not t.is_contiguous():
+            yield f"{name} is not contiguous (strides {t.stride()})"
+
+
+def misplaced(**tensors: Tensor) -> Iterator[str]:
+    """Tensors that cannot be read 16 bytes at a time from their first element on."""
+    for name, t in tensors.items():
+        if t.data_ptr() % 16:
+            yield f"{name} does not start at a multiple of 16 bytes"
+
+
+def no_multiples(unit: int, **sizes: int) -> Iterator[str]:
+    """Sizes that would leave a part of an access over."""
+    for name, size in sizes.items():
+        if size % unit:
+            yield f"{name} is {size}, the kernels take multiples of {unit}"
+
+
 def mixed_dtypes(tensors: Mapping[str, Tensor]) -> Iterator[str]:
     """Operands that must be of one type and are not."""
     if len({t.dtype for t in tensors.values()}) > 1:
@@ -44,6 +72,18 @@ def check_shape(name: str, t: Tensor | None, like: Tensor, of: str = "x") -> Non
     """A tensor that does not broadcast: it has the shape of another."""
     if t is not None and t.shape != like.shape:
         raise ValueError(f"{name}: {list(t.shape)} is not {of}'s shape {list(like.shape)}")
+
+
+def check_vector(name: str, t: Tensor | None, size: int) -> None:
+    """A tensor that has one number for each of so many columns."""
+    if t is not None and t.shape != (size,):
+        raise ValueError(f"{name}: {list(t.shape)} is not [{size}]")
+
+
+def check_result(name: str, t: Tensor | None, shape: Sequence[int]) -> None:
+    """A tensor that the result is written to, or that is added to it."""
+    if t is not None and t.shape != tuple(shape):
+        raise ValueError(f"{name}: {list(t.shape)} is not the result's shape {list(shape)}")
 
 
 def check_one_of(name: str, value: object, known: Collection[str]) -> None:

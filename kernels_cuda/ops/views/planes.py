@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...call import Call
 from ...launcher import Card, output
-from .checks import wrong_dtype
+from .checks import not_contiguous, wrong_dtype
 
 Layout = Literal["first", "last"]
 
@@ -120,13 +120,10 @@ def plane_class(x: Tensor) -> str:
 
 def obstacles(call: Call) -> Iterator[str]:
     """What keeps the kernels of these ops from serving a call on x, and on a weight and a bias where it has them."""
-    x, weight, bias, *_ = (*call.tensors, None, None)
-    assert x is not None
+    x, weight, bias, *_ = (*call.operands, None, None)
     yield from wrong_dtype(TYPES, x=x)
     yield from wrong_dtype(WEIGHT_TYPES, weight=weight, bias=bias)
-    for name, t in (("weight", weight), ("bias", bias)):
-        if t is not None and not t.is_contiguous():
-            yield f"{name} is not contiguous"
+    yield from not_contiguous(weight=weight, bias=bias)
     view, out = planes(x.shape, x.stride()), planes(x.shape, strides_like(x))
     if isinstance(view, str):
         yield f"x: {view}"
