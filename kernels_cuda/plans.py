@@ -36,7 +36,7 @@ def plan_of(
     scratch   makers of memory that is not returned, by their pointers
     results   makers of what is returned, by their pointers; a result among the operands is written where that lies
     """
-    launches = [launches] if isinstance(launches, Launch) else launches
+    launches = launches if isinstance(launches, Sequence) else [launches]
     given = names.split()[: len(tensors)]
     made = [(name, maker) for name, maker in results.items() if name not in given]
     count = len(made)

@@ -6,7 +6,7 @@ picture (borders.py), its convolution, and conv's pass behind that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Literal, get_args
 
 import torch
@@ -14,32 +14,19 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...call import Call, Plan
-from ...launcher import MAX_GRID, Card
+from ...launcher import Card
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
 from ..matmul.linear import Activation
 from ..matmul.linear_operands import ACTIVATIONS, activate
-from ..views.checks import bias_obstacles, check_one_of, word, wrong_dtype
+from ..views.checks import check_one_of, check_vector, word, wrong_dtype
 from . import conv_flat, conv_torch
 from .borders import border_obstacle, with_border
-from .conv import (
-    MOST,
-    PACK,
-    PATCH,
-    PLAIN,
-    ConvParams,
-    Cuts,
-    Tactic,
-    cuts_for,
-    fill_image,
-    image_obstacles,
-    kernels_of,
-    output_in_format,
-    weight_obstacles,
-    widened,
-)
+from .conv import ONE_FRAME, PLAIN, Cuts, Tactic, convolving, cuts_for, kernels_of, picture_obstacles
 from .conv_operands import Padding, channels_adjacent, memory_format
+from .upsample_conv import check_rest, upsampling
 from .upsample_conv import result_shape as upsampled_shape
+from .upsample_conv import ways as upsample_ways
 
 Border = Literal["reflect", "replicate"]
 
@@ -140,12 +127,12 @@ def upsample_fake(x: Tensor, weight: Tensor, *_: Any) -> Tensor:
 
 def validate(call: Call) -> None:
     """Shapes and options that no implementation could serve."""
-    x, weight, bias = call.tensors
-    assert x is not None and weight is not None
+    x, weight, bias = call.operands
     activation, stride, left, right, top, bottom, border = call.options
     check_one_of("activation", activation, ACTIVATIONS)
     check_one_of("border", border, BORDERS)
-    _check_weight(x, weight, bias)
+    _check_pixels(x, weight)
+    check_vector("bias", bias, weight.shape[0])
     if stride < 1 or min(left, right, top, bottom) < 0:
         raise ValueError(f"stride {stride} and padding {[left, right, top, bottom]} make no sense")
     reason = border_obstacle(x, (left, right, top, bottom), border)
@@ -154,143 +141,71 @@ def validate(call: Call) -> None:
 
 
 def upsample_validate(call: Call) -> None:
-    x, weight, bias, folded = call.tensors
-    assert x is not None and weight is not None
-    check_one_of("activation", call.options[0], ACTIVATIONS)
-    _check_weight(x, weight, bias)
-    n, c = weight.shape[:2]
-    if folded is not None and folded.shape != (4 * n, c, 2, 2):
-        raise ValueError(f"folded: {list(folded.shape)} is not fold_upsample(weight)'s {[4 * n, c, 2, 2]}")
+    x, weight, *_ = call.operands
+    _check_pixels(x, weight)
+    check_rest(call)
 
 
-def _check_weight(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+def _check_pixels(x: Tensor, weight: Tensor) -> None:
     if x.ndim != 4 or weight.ndim != 4 or weight.shape[1:] != (x.shape[1], 3, 3) or not x.numel():
         raise ValueError(
             f"x: {list(x.shape)} does not go with the weight {list(weight.shape)}: pixels and [n, c, 3, 3] are expected"
         )
-    if bias is not None and bias.shape != weight.shape[:1]:
-        raise ValueError(f"bias: {list(bias.shape)} is not [{weight.shape[0]}]")
 
 
 # --------------------------------------------------------------------------------------------------------- the kernel
 
+UNIT = "bordered_conv"
+
 
 def obstacles(call: Call) -> Iterator[str]:
     """What keeps the kernels from serving a call."""
-    x, weight, bias = call.tensors
-    assert x is not None and weight is not None
+    x, weight, bias = call.operands
     stride = call.options[1]
     yield from wrong_dtype((torch.float16,), x=x, weight=weight)
     if stride not in CUTS:
         yield f"stride {stride}: the kernels have 1 and 2"
         return
-    yield from _places(x, weight, bias, result_shape(x, weight, stride, call.options[2:6]))
+    yield from wrong_dtype((torch.float16, torch.float32), bias=bias)
+    yield from picture_obstacles(x, weight, bias, result_shape(x, weight, stride, call.options[2:6]))
 
 
 def upsample_obstacles(call: Call) -> Iterator[str]:
-    x, weight, bias, folded = call.tensors
-    assert x is not None and weight is not None
+    x, weight, bias, folded = call.operands
     yield from wrong_dtype((torch.float16,), x=x, weight=weight, folded=folded)
     if folded is None:
         yield "no folded weight was given: make one with fold_upsample(weight)"
         return
-    yield from _places(x, folded, bias, upsampled_shape(x, weight))
-
-
-def _places(x: Tensor, weight: Tensor, bias: Tensor | None, shape: tuple[int, ...]) -> Iterator[str]:
     yield from wrong_dtype((torch.float16, torch.float32), bias=bias)
-    yield from image_obstacles(x=x)
-    yield from weight_obstacles(weight)
-    yield from bias_obstacles(bias)
-    b, n, h, w = shape
-    if b > MAX_GRID[1] or max(weight[0].numel(), h * w * n) > MOST:
-        yield f"a result of {list(shape)} exceeds a grid"
+    yield from picture_obstacles(x, folded, bias, upsampled_shape(x, weight))
 
 
 def ways(call: Call) -> list[Tactic]:
-    assert call.tensors[1] is not None
     stride = call.options[1]
-    return cuts_for(call.tensors[1].shape[0], CUTS[stride], stride == 1, call.policy.sums)
-
-
-def upsample_ways(call: Call) -> list[Tactic]:
-    assert call.tensors[1] is not None
-    return cuts_for(call.tensors[1].shape[0], PLAIN, False, call.policy.sums)
+    return cuts_for(call.operands[1].shape[0], CUTS[stride], stride == 1, call.policy.sums)
 
 
 def plan(call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
     """Fix sizes, strides, grid and kernel; what remains per call is the output and the pointers."""
-    x, weight, _ = call.tensors
-    assert x is not None and weight is not None
+    x, weight, _ = call.operands
     activation, stride, left, _, top, _, border = call.options
+    fields = {
+        "height": x.shape[2],
+        "width": x.shape[3],
+        "top": top,
+        "left": left,
+        "border": BORDERS.index(border),
+        "activation": ACTIVATIONS.index(activation),
+        **ONE_FRAME,
+    }
+    name = f"bordered_3x3{'_stride_2' if stride == 2 else ''}_{(tactic or ways(call)[0]).kernel}"
     shape = result_shape(x, weight, stride, call.options[2:6])
-    name = "3x3_stride_2" if stride == 2 else "3x3"
-    params = {"top": top, "left": left, "border": BORDERS.index(border), "activation": ACTIVATIONS.index(activation)}
-    return _prepared(call, card, tactic or ways(call)[0], name, shape, shape[2:], params)
+    return convolving(call, card, card.kernel(UNIT, name), "x weight bias", shape, fields)
 
 
 def upsample_plan(call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
-    x, weight, *_ = call.tensors
-    assert x is not None and weight is not None
-    shape = upsampled_shape(x, weight)
-    phase = (shape[2] // 2, shape[3] // 2)
-    params = {
-        "top": 1,
-        "left": 1,
-        "border": BORDERS.index("replicate"),
-        "activation": ACTIVATIONS.index(call.options[0]),
-    }
-    run = _prepared(call, card, tactic or upsample_ways(call)[0], "2x2", shape, phase, params)
-    return lambda x, _weight, bias, folded: run(x, folded, bias)
-
-
-def _prepared(
-    call: Call,
-    card: Card,
-    tactic: Tactic,
-    name: str,
-    shape: tuple[int, int, int, int],
-    part: tuple[int, int],
-    more: dict[str, Any],
-) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
-    """part: rows and columns of the result that a block's phase has, all of them but of an upsampling."""
-    x, bias = call.tensors[0], call.tensors[2]
-    assert x is not None
-    wider = -x.shape[1] % PACK
-    seen = widened(x) if wider else x
-    (height, width), (b, n, *_) = part, shape
-    params = ConvParams(
-        height=x.shape[2],
-        width=x.shape[3],
-        out_height=height,
-        out_width=width,
-        channels=seen.shape[1],
-        n=n,
-        time_taps=1,
-        time_step=1,
-        frames=1,
-        bias_is_float=bias is not None and bias.dtype is torch.float32,
-        **more,
-    )
-    fill_image(params, "x", seen.unsqueeze(2))
-    fill_image(params, "out", torch.empty(shape, device="meta", memory_format=memory_format(x)).unsqueeze(2))
-    kernel = card.kernel(UNIT, f"bordered_{name}_{tactic.cut}_{tactic.precision}")
-    rows, columns, threads, shared_bytes = kernel.cut
-    tiles = -(-n // columns) * -(-width // PATCH) * -(-height // rows)
-    phases = 4 if name == "2x2" else 1
-    launch = kernel.prepare(
-        params, grid=(tiles, b, phases), block=threads, shape=call.describe(), shared_bytes=shared_bytes
-    )
-    new_out = output_in_format(shape, memory_format(x), card)
-
-    def run(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        out = new_out()
-        if wider:
-            x, weight = widened(x), widened(weight)
-        launch(x.data_ptr(), 0, weight.data_ptr(), 0 if bias is None else bias.data_ptr(), 0, out.data_ptr())
-        return out
-
-    return run
+    name = f"bordered_2x2_{(tactic or upsample_ways(call)[0]).kernel}"
+    return upsampling(call, card, UNIT, name, border=BORDERS.index("replicate"))
 
 
 # ----------------------------------------------------------------------------------------- torch's, and one pass behind it
@@ -298,8 +213,7 @@ def _prepared(
 
 def behind(call: Call, larger: Tensor) -> Call:
     """conv's own call of the picture with its border."""
-    _, weight, bias = call.tensors
-    assert weight is not None
+    _, weight, bias = call.operands
     activation, stride = call.options[:2]
     tensors = (larger.unsqueeze(2), weight.unsqueeze(2), bias, None, None)
     return Call("conv", tensors, (activation, 1, 0, stride, 0, 0, 0, 0), call.policy)
@@ -329,8 +243,7 @@ def fused_plan(call: Call, card: Card, tactic: object = None) -> Plan:
 
 def shape_class(call: Call) -> str:
     """Channels exactly, pixels to a power of two."""
-    x, weight, *_ = call.tensors
-    assert x is not None and weight is not None
+    x, weight, *_ = call.operands
     pixels = 1 << (max(1, x.shape[0] * x.shape[2] * x.shape[3]) - 1).bit_length()
     parts = [word(x), f"{x.shape[1]} to {weight.shape[0]}", f"{pixels} pixels", call.policy.sums, call.options[0]]
     parts += ["last" if channels_adjacent(x) else "first", "bias" if call.tensors[2] is not None else "no bias"]
@@ -340,8 +253,6 @@ def shape_class(call: Call) -> str:
         parts.append("unfolded")
     return " ".join(parts)
 
-
-UNIT = "bordered_conv"
 
 BORDERED_CONV = Op(
     name="bordered_conv",

@@ -6,7 +6,8 @@ conv_operands.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from ctypes import c_int, c_int64
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...call import Call, Plan
-from ...launcher import MAX_GRID, Card, Launch, Pointer, output, parameter_struct
+from ...call import Call, Plan, by_name
+from ...launcher import MAX_GRID, Card, Kernel, Pointer, output, parameter_struct
+from ...plans import floats, plan_of, strides
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
 from ..matmul.linear import Activation
@@ -148,6 +150,11 @@ class Tactic:
     def __str__(self) -> str:
         return f"{self.cut} {self.precision}"
 
+    @property
+    def kernel(self) -> str:
+        """What follows the taps in a kernel's name."""
+        return f"{self.cut}_{self.precision}"
+
 
 def taps_of(o: Operands) -> tuple[int, int]:
     return o.weight.shape[3], o.weight.shape[4]
@@ -166,11 +173,17 @@ def obstacles(call: Call) -> Iterator[str]:
         down, across = taps_of(o)
         yield f"{down}x{across} taps with stride {o.stride}: the kernels are 3x3 with stride 1 or 2, and 1x1"
     yield from image_obstacles(x=o.x, cache=o.cache, residual=o.residual)
-    yield from weight_obstacles(o.weight)
-    yield from bias_obstacles(o.bias)
-    b, n, t, h, w = o.shape
-    if b * t > MAX_GRID[1] or max(o.weight[0].numel(), h * w * n) > MOST:
-        yield f"a result of {list(o.shape)} exceeds a grid"
+    yield from picture_obstacles(o.x, o.weight, o.bias, o.shape)
+
+
+def picture_obstacles(x: Tensor, weight: Tensor, bias: Tensor | None, shape: Sequence[int]) -> Iterator[str]:
+    """Where x, the weight that a kernel reads and the bias may not lie, and results that are too large."""
+    yield from image_obstacles(x=x)
+    yield from weight_obstacles(weight)
+    yield from bias_obstacles(bias)
+    b, n, *frames, h, w = shape
+    if b * math.prod(frames) > MAX_GRID[1] or max(weight[0].numel(), h * w * n) > MOST:
+        yield f"a result of {list(shape)} exceeds a grid"
 
 
 def image_obstacles(**tensors: Tensor | None) -> Iterator[str]:
@@ -212,29 +225,73 @@ def cuts_for(n: int, cuts: Cuts, thin: bool, precision: str) -> list[Tactic]:
 def plan(call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
     """Fix sizes, strides, grid and kernel; what remains per call is the output and the pointers."""
     o = Operands.of_call(call)
-    new_out = output_in_format(o.shape, memory_format(o.x), card)
+    names = "x weight bias cache residual"
     if not o.x.numel() or not o.weight.numel():
-        return lambda *_: new_out()
-    wider = -o.x.shape[1] % PACK
-    if wider:
-        o = Operands.of((widened(o.x), widened(o.weight), o.bias, widened(o.cache), o.residual), call.options)
-    launch = _prepare(call, o, card, tactic or ways(call)[0])
+        return plan_of((), names, call.tensors, out=output_in_format(o.shape, memory_format(o.x), card))
+    out = torch.empty(o.shape, device="meta", memory_format=memory_format(o.x))
+    cache, residual = (o.x if o.cache is None else o.cache), (out if o.residual is None else o.residual)
+    left, _, top, _ = o.padding
+    fields = {
+        "height": o.x.shape[3],
+        "width": o.x.shape[4],
+        "top": top,
+        "left": left,
+        "time_taps": o.weight.shape[2],
+        "time_step": o.time_stride,
+        "before": o.before,
+        "cached": o.cached,
+        "frames": o.shape[2],
+        "activation": ACTIVATIONS.index(o.activation),
+        **strides(IMAGE, cache=widened_place(cache), residual=residual),
+    }
+    kernel = card.kernel("conv", kernel_name(o, tactic or ways(call)[0]))
+    return convolving(call, card, kernel, names, o.shape, fields)
 
-    def run(x: Tensor, weight: Tensor, bias: Tensor | None, cache: Tensor | None, residual: Tensor | None) -> Tensor:
-        out = new_out()
-        if wider:
-            x, weight, cache = widened(x), widened(weight), widened(cache)
-        launch(
-            x.data_ptr(),
-            0 if cache is None else cache.data_ptr(),
-            weight.data_ptr(),
-            0 if bias is None else bias.data_ptr(),
-            0 if residual is None else residual.data_ptr(),
-            out.data_ptr(),
-        )
-        return out
 
-    return run
+IMAGE = "batch - frame row pixel"  # dimensions of [b, c, t, h, w], by their strides in the struct
+ONE_FRAME = {"time_taps": 1, "time_step": 1, "frames": 1}  # fields of a picture
+
+
+def convolving(
+    call: Call, card: Card, kernel: Kernel, names: str, shape: tuple[int, ...], fields: dict[str, Any], phases: int = 1
+) -> Plan:
+    """The plan of a convolution by one of the kernels that take ConvParams.
+
+    names   the pointers of the call's tensors, the first of which is x, and the third the bias
+    shape   of the result: [b, n, t, h, w] or [b, n, h, w]
+    fields  of the struct, but for what follows from these and from where x lies
+    phases  4 where x is upsampled: of the odd and even rows and columns of the result, each a convolution of its own
+    """
+    x, _, bias, *_ = call.operands
+    b, n, *frames, height, width = shape
+    height, width = (height, width) if phases == 1 else (height // 2, width // 2)
+    seen, last = widened_place(x), memory_format(x)
+    images = [
+        t if t.ndim == 5 else t.unsqueeze(2) for t in (seen, torch.empty(shape, device="meta", memory_format=last))
+    ]
+    params = ConvParams(
+        out_height=height,
+        out_width=width,
+        channels=seen.shape[1],
+        n=n,
+        **strides(IMAGE, x=images[0], out=images[1]),
+        **floats(bias=bias),
+        **fields,
+    )
+    rows, columns, threads, shared_bytes = kernel.cut
+    tiles = -(-n // columns) * -(-width // PATCH) * -(-height // rows)
+    grid = (tiles, b * math.prod(frames), phases)
+    launch = kernel.prepare(params, grid=grid, block=threads, shape=call.describe(), shared_bytes=shared_bytes)
+    run = plan_of(launch, names, call.tensors, out=output_in_format(shape, last, card))
+    if seen is x:
+        return run
+    wider = {i for i, name in enumerate(names.split()) if name in ("x", "weight", "cache")}
+    return lambda *tensors: run(*(widened(t) if i in wider else t for i, t in enumerate(tensors)))
+
+
+def widened_place(t: Tensor) -> Tensor:
+    """t, or if its channels are no multiple of 8 where `widened` will put them: nothing is copied."""
+    return widened(t.to("meta")) if t.shape[1] % PACK else t
 
 
 def widened(t: Any) -> Any:
@@ -255,48 +312,9 @@ def output_in_format(shape: tuple[int, ...], last: torch.memory_format, card: Ca
     return lambda: flat().as_strided(shape, strides)
 
 
-def fill_image(params: Any, name: str, t: Tensor) -> None:
-    """Strides of a [b, c, t, h, w] in a parameter struct."""
-    for where, stride in zip(("batch", None, "frame", "row", "pixel"), t.stride(), strict=True):
-        if where is not None:
-            setattr(params, f"{name}_{where}", stride)
-
-
-def _prepare(call: Call, o: Operands, card: Card, tactic: Tactic) -> Launch:
-    b, n, frames, height, width = o.shape
-    left, _, top, _ = o.padding
-    params = ConvParams(
-        height=o.x.shape[3],
-        width=o.x.shape[4],
-        out_height=height,
-        out_width=width,
-        top=top,
-        left=left,
-        channels=o.x.shape[1],
-        n=n,
-        time_taps=o.weight.shape[2],
-        time_step=o.time_stride,
-        before=o.before,
-        cached=o.cached,
-        frames=frames,
-        activation=ACTIVATIONS.index(o.activation),
-        bias_is_float=o.bias is not None and o.bias.dtype is torch.float32,
-    )
-    out = torch.empty(o.shape, device="meta", memory_format=memory_format(o.x))
-    images = {"x": o.x, "cache": o.x if o.cache is None else o.cache, "out": out}
-    for name, t in (images | {"residual": out if o.residual is None else o.residual}).items():
-        fill_image(params, name, t)
-    kernel = card.kernel("conv", kernel_name(o, tactic))
-    rows, columns, threads, shared_bytes = kernel.cut
-    tiles = -(-n // columns) * -(-width // PATCH) * -(-height // rows)
-    return kernel.prepare(
-        params, grid=(tiles, b * frames, 1), block=threads, shape=call.describe(), shared_bytes=shared_bytes
-    )
-
-
 def kernel_name(o: Operands, tactic: Tactic) -> str:
     down, across = taps_of(o)
-    return f"conv_{down}x{across}{'_stride_2' if o.stride == 2 else ''}_{tactic.cut}_{tactic.precision}"
+    return f"conv_{down}x{across}{'_stride_2' if o.stride == 2 else ''}_{tactic.kernel}"
 
 
 def shape_class(call: Call) -> str:
@@ -316,17 +334,11 @@ def shape_class(call: Call) -> str:
 # ------------------------------------------------------------------------------------------------------------ the op
 
 
-def reference(*arguments: Any) -> Tensor:
-    return compute(Operands.of(arguments[:5], arguments[5:]))
-
-
-def stock(*arguments: Any) -> Tensor:
-    return stock_compute(Operands.of(arguments[:5], arguments[5:]))
-
-
-def fake(*arguments: Any) -> Tensor:
-    o = Operands.of(arguments[:5], arguments[5:])
+def empty(o: Operands) -> Tensor:
     return torch.empty(o.shape, dtype=o.x.dtype, device=o.x.device, memory_format=memory_format(o.x))
+
+
+reference, stock, fake = (by_name(Operands.of, 5, run) for run in (compute, stock_compute, empty))
 
 
 def kernel_names() -> tuple[str, ...]:

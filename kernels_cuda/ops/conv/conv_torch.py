@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ...call import Begun, Call, Plan
 from ...launcher import MAX_GRID, Card, Pointer, parameter_struct
+from ...plans import floats, plan_of
 from ...registry import CudaCandidate
 from ...tune.warm_up import begin
 from ..matmul.linear_operands import ACTIVATIONS
@@ -92,21 +93,17 @@ def plan(call: Call, card: Card, _tactic: object = None, products: Callable[[Ope
         packs=packs,
         across=o.shape[1] // PACK,
         activation=ACTIVATIONS.index(o.activation),
-        bias_is_float=o.bias is not None and o.bias.dtype is torch.float32,
+        **floats(bias=o.bias),
     )
     grid = (-(-packs // (THREADS * HELD)), pictures, 1)
     launch = card.kernel(UNIT, "conv_rest").prepare(params, grid=grid, block=THREADS, shape=call.describe())
 
+    add = plan_of(launch, "out bias added" if joins else "out bias residual", (o.x, o.bias, o.residual))
+
     def run(x: Tensor, weight: Tensor, bias: Tensor | None, cache: Tensor | None, residual: Tensor | None) -> Tensor:
         made = products(Operands.of((x, weight, None, cache, None), options))
         out = made.contiguous(memory_format=torch.channels_last_3d)
-        on_top = 0 if residual is None else residual.data_ptr()
-        launch(
-            out.data_ptr(),
-            0 if bias is None else bias.data_ptr(),
-            0 if joins else on_top,
-            on_top if joins else 0,
-        )
+        add(out, bias, residual)
         return out
 
     return run

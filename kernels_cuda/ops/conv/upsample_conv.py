@@ -14,28 +14,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...call import Call, Plan
-from ...launcher import MAX_GRID, Card
+from ...launcher import Card
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
 from ..matmul.linear import Activation
 from ..matmul.linear_operands import ACTIVATIONS, activate
-from ..views.checks import bias_obstacles, check_one_of, word, wrong_dtype
+from ..views.checks import check_one_of, check_vector, word, wrong_dtype
 from . import conv_torch
-from .conv import (
-    MOST,
-    PACK,
-    PATCH,
-    PLAIN,
-    ConvParams,
-    Tactic,
-    cuts_for,
-    fill_image,
-    image_obstacles,
-    kernels_of,
-    output_in_format,
-    weight_obstacles,
-    widened,
-)
+from .conv import ONE_FRAME, PLAIN, Tactic, convolving, cuts_for, kernels_of, output_in_format, picture_obstacles
 from .conv_operands import channels_adjacent, memory_format
 
 
@@ -115,16 +101,20 @@ def result_shape(x: Tensor, weight: Tensor) -> tuple[int, int, int, int]:
 
 def validate(call: Call) -> None:
     """Shapes and options that no implementation could serve."""
-    x, weight, bias, folded = call.tensors
-    assert x is not None and weight is not None
-    check_one_of("activation", call.options[0], ACTIVATIONS)
+    x, weight, *_ = call.operands
     if x.ndim != 4 or weight.ndim != 4 or weight.shape[1:] != (x.shape[1], 3, 3):
         raise ValueError(
             f"x: {list(x.shape)} does not go with the weight {list(weight.shape)}: [n, c, 3, 3] is expected"
         )
+    check_rest(call)
+
+
+def check_rest(call: Call) -> None:
+    """What is checked where the pixels go with the weight: activation, bias and the folded weight."""
+    _, weight, bias, folded = call.operands
+    check_one_of("activation", call.options[0], ACTIVATIONS)
     n, c = weight.shape[:2]
-    if bias is not None and bias.shape != (n,):
-        raise ValueError(f"bias: {list(bias.shape)} is not [{n}]")
+    check_vector("bias", bias, n)
     if folded is not None and folded.shape != (4 * n, c, 2, 2):
         raise ValueError(f"folded: {list(folded.shape)} is not fold_upsample(weight)'s {[4 * n, c, 2, 2]}")
 
@@ -134,8 +124,7 @@ def validate(call: Call) -> None:
 
 def obstacles(call: Call) -> Iterator[str]:
     """What keeps the kernels from serving a call."""
-    x, weight, bias, folded = call.tensors
-    assert x is not None and weight is not None
+    x, weight, bias, folded = call.operands
     yield from wrong_dtype((torch.float16,), x=x, weight=weight, folded=folded)
     yield from wrong_dtype((torch.float16, torch.float32), bias=bias)
     if not x.numel() or not weight.numel():
@@ -145,67 +134,33 @@ def obstacles(call: Call) -> Iterator[str]:
     if folded is None:
         yield "no folded weight was given: make one with fold_upsample(weight)"
         return
-    yield from image_obstacles(x=x)
-    yield from weight_obstacles(folded)
-    yield from bias_obstacles(bias)
-    b, n, h, w = result_shape(x, weight)
-    if b > MAX_GRID[1] or max(folded[0].numel(), h * w * n) > MOST:
-        yield f"a result of {[b, n, h, w]} exceeds a grid"
+    yield from picture_obstacles(x, folded, bias, result_shape(x, weight))
 
 
 def ways(call: Call) -> list[Tactic]:
-    assert call.tensors[1] is not None
-    return cuts_for(call.tensors[1].shape[0], PLAIN, False, call.policy.sums)
+    return cuts_for(call.operands[1].shape[0], PLAIN, False, call.policy.sums)
 
 
 def plan(call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
     """Fix sizes, strides, grid and kernel; what remains per call is the output and the pointers."""
-    x, weight, bias, _ = call.tensors
-    assert x is not None and weight is not None
-    shape = result_shape(x, weight)
-    new_out = output_in_format(shape, memory_format(x), card)
+    x, weight, *_ = call.operands
     if not x.numel() or not weight.numel():
+        new_out = output_in_format(result_shape(x, weight), memory_format(x), card)
         return lambda *_: new_out()
-    wider = -x.shape[1] % PACK
-    seen = widened(x) if wider else x
-    tactic = tactic or ways(call)[0]
-    b, n, height, width = shape
-    params = ConvParams(
-        height=height // 2,
-        width=width // 2,
-        out_height=height // 2,
-        out_width=width // 2,
-        top=1,
-        left=1,
-        channels=seen.shape[1],
-        n=n,
-        time_taps=1,
-        time_step=1,
-        frames=1,
-        activation=ACTIVATIONS.index(call.options[0]),
-        bias_is_float=bias is not None and bias.dtype is torch.float32,
-    )
-    fill_image(params, "x", seen.unsqueeze(2))
-    fill_image(params, "out", torch.empty(shape, device="meta", memory_format=memory_format(x)).unsqueeze(2))
-    kernel = card.kernel("conv", f"conv_2x2_{tactic.cut}_{tactic.precision}")
-    rows, columns, threads, shared_bytes = kernel.cut
-    tiles = -(-n // columns) * -(-width // 2 // PATCH) * -(-height // 2 // rows)
-    launch = kernel.prepare(params, grid=(tiles, b, 4), block=threads, shape=call.describe(), shared_bytes=shared_bytes)
+    return upsampling(call, card, "conv", f"conv_2x2_{(tactic or ways(call)[0]).kernel}")
 
-    def run(x: Tensor, _weight: Tensor, bias: Tensor | None, folded: Tensor) -> Tensor:
-        out = new_out()
-        if wider:
-            x, folded = widened(x), widened(folded)
-        launch(x.data_ptr(), 0, folded.data_ptr(), 0 if bias is None else bias.data_ptr(), 0, out.data_ptr())
-        return out
 
-    return run
+def upsampling(call: Call, card: Card, unit: str, name: str, **fields: int) -> Plan:
+    """The plan of this kernel: each of the result's phases is one tap further up and left, or not."""
+    x, weight, *_ = call.operands
+    activation = ACTIVATIONS.index(call.options[0])
+    fields |= {"height": x.shape[2], "width": x.shape[3], "top": 1, "left": 1, "activation": activation, **ONE_FRAME}
+    return convolving(call, card, card.kernel(unit, name), "x - bias weight", result_shape(x, weight), fields, 4)
 
 
 def shape_class(call: Call) -> str:
     """Channels exactly, pixels to a power of two."""
-    x, weight, _, folded = call.tensors
-    assert x is not None and weight is not None
+    x, weight, _, folded = call.operands
     b, n, h, w = result_shape(x, weight)
     pixels = 1 << (max(1, b * h * w) - 1).bit_length()
     parts = [word(x), f"{x.shape[1]} to {n}", f"{pixels} pixels", call.policy.sums, call.options[0]]

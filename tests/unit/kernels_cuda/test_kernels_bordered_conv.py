@@ -13,6 +13,7 @@ from fusestream.kernels_cuda import OPS, KernelPolicy, bordered_upsample_conv2d,
 from fusestream.kernels_cuda.build import matrix
 from fusestream.kernels_cuda.call import Call
 from fusestream.kernels_cuda.ops.conv import bordered_conv as op
+from fusestream.kernels_cuda.ops.conv import conv
 from fusestream.kernels_cuda.ops.conv.borders import border_obstacle, with_border
 
 OFF = KernelPolicy.of("off")
@@ -125,11 +126,17 @@ class Recorded:
 
     def prepare(self, params, *, grid, block, shape, shared_bytes):
         self.params, self.grid = params, grid
-        return lambda *pointers: None
+        return self
+
+    def filler(self, places):
+        assert places.keys() == {"x", "weight", "out"}
+
+    def send(self):
+        pass
 
 
 def test_what_the_kernels_are_told(monkeypatch):
-    monkeypatch.setattr(op, "output_in_format", lambda *_: lambda: None)
+    monkeypatch.setattr(conv, "output_in_format", lambda *_: lambda: None)
     card = Recorded()
     one = Call("bordered_conv", (half(2, 8, 20, 40), half(100, 8, 3, 3), None), ("relu", 2, 1, 0, 2, 1, "replicate"))
     op.plan(one, card, op.Tactic("4x96", "fast"))

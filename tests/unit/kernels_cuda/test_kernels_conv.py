@@ -21,6 +21,7 @@ from fusestream.kernels_cuda import (
 )
 from fusestream.kernels_cuda.build import matrix
 from fusestream.kernels_cuda.call import Call
+from fusestream.kernels_cuda.launcher import Pointer
 from fusestream.kernels_cuda.ops.conv import conv as op
 from fusestream.kernels_cuda.ops.conv import conv_flat, conv_torch, upsample_conv
 from fusestream.kernels_cuda.ops.conv.conv_operands import Operands, compute
@@ -225,7 +226,18 @@ class Recorded:
 
     def prepare(self, params, *, grid, block, shape):
         self.params, self.grid, self.block = params, grid, block
-        return lambda *pointers: setattr(self, "pointers", pointers)
+        return self
+
+    def filler(self, places):
+        names = [name for name, kind in self.params._fields_ if kind is Pointer]
+
+        def fill(tensors):
+            self.pointers = tuple(tensors[places[name]].data_ptr() if name in places else 0 for name in names)
+
+        return fill
+
+    def send(self):
+        pass
 
 
 @pytest.mark.parametrize("side", [1, 33])
