@@ -73,31 +73,30 @@ def pointer_count(params: type[ctypes.Structure]) -> int:
     return count
 
 
-# Writers of so many pointers at once, each of the tensor at a place of a call: unrolled, because a loop
-# or a star takes longer at every call than all that is saved by it.
+# Writers of so many pointers at once, each of the tensor at a place of a call: unrolled, because a loop or a star would take
+# longer at every call than all that they save. `put` packs them into the struct.
+# fmt: off
 _FILLERS: tuple[Callable[..., Callable[[Any], None]], ...] = (
-    lambda put, params, a: lambda t: put(params, 0, t[a].data_ptr()),
-    lambda put, params, a, b: lambda t: put(params, 0, t[a].data_ptr(), t[b].data_ptr()),
-    lambda put, params, a, b, c: lambda t: put(params, 0, t[a].data_ptr(), t[b].data_ptr(), t[c].data_ptr()),
-    lambda put, params, a, b, c, d: (
-        lambda t: put(params, 0, t[a].data_ptr(), t[b].data_ptr(), t[c].data_ptr(), t[d].data_ptr())
-    ),
-    lambda put, params, a, b, c, d, e: (
-        lambda t: put(params, 0, t[a].data_ptr(), t[b].data_ptr(), t[c].data_ptr(), t[d].data_ptr(), t[e].data_ptr())
-    ),
-    lambda put, params, a, b, c, d, e, f: (
-        lambda t: put(
-            params,
-            0,
-            t[a].data_ptr(),
-            t[b].data_ptr(),
-            t[c].data_ptr(),
-            t[d].data_ptr(),
-            t[e].data_ptr(),
-            t[f].data_ptr(),
-        )
-    ),
+    lambda put, s, a: lambda t: put(
+        s, 0, t[a].data_ptr()),
+    lambda put, s, a, b: lambda t: put(
+        s, 0, t[a].data_ptr(), t[b].data_ptr()),
+    lambda put, s, a, b, c: lambda t: put(
+        s, 0, t[a].data_ptr(), t[b].data_ptr(), t[c].data_ptr()),
+    lambda put, s, a, b, c, d: lambda t: put(
+        s, 0, t[a].data_ptr(), t[b].data_ptr(), t[c].data_ptr(), t[d].data_ptr()),
+    lambda put, s, a, b, c, d, e: lambda t: put(
+        s, 0, t[a].data_ptr(), t[b].data_ptr(), t[c].data_ptr(), t[d].data_ptr(), t[e].data_ptr()),
+    lambda put, s, a, b, c, d, e, f: lambda t: put(
+        s, 0, t[a].data_ptr(), t[b].data_ptr(), t[c].data_ptr(), t[d].data_ptr(), t[e].data_ptr(), t[f].data_ptr()),
+    lambda put, s, a, b, c, d, e, f, g: lambda t: put(
+        s, 0, t[a].data_ptr(), t[b].data_ptr(), t[c].data_ptr(), t[d].data_ptr(), t[e].data_ptr(), t[f].data_ptr(),
+        t[g].data_ptr()),
+    lambda put, s, a, b, c, d, e, f, g, h: lambda t: put(
+        s, 0, t[a].data_ptr(), t[b].data_ptr(), t[c].data_ptr(), t[d].data_ptr(), t[e].data_ptr(), t[f].data_ptr(),
+        t[g].data_ptr(), t[h].data_ptr()),
 )
+# fmt: on
 
 
 def _poisoned(made: torch.Tensor) -> torch.Tensor:
@@ -137,9 +136,9 @@ class Launch:
         "_function",
         "_launch",
         "_pack",
-        "_params",
         "_slots",
         "device",
+        "params",
         "what",
     )
 
@@ -157,7 +156,7 @@ class Launch:
         self._alone = torch.cuda.device_count() == 1  # then the current device need not be asked for
         self._function = kernel.handle
         self._launch = kernel.card.calls.launch_kernel
-        self._params = params
+        self.params = params
         # cuLaunchKernelEx takes an array of pointers to arguments; there is one argument.
         self._slots = (ctypes.c_void_p * 1)(ctypes.addressof(params))
         self._config = LaunchConfig(*grid, block, 1, 1, shared_bytes, None, None, 0)
@@ -171,18 +170,18 @@ class Launch:
 
     def filler(self, places: Mapping[str, int]) -> Callable[[Sequence[Any]], None]:
         """What writes these pointers, of the tensors at these places of what it is called with. The others stay null."""
-        names = [name for name, kind, *_ in self._params._fields_ if kind is Pointer]
+        names = [name for name, kind, *_ in self.params._fields_ if kind is Pointer]
         unknown = places.keys() - set(names)
         if unknown:
-            raise KernelError(f"{self.what}: {type(self._params).__name__} has no pointer {', '.join(sorted(unknown))}")
+            raise KernelError(f"{self.what}: {type(self.params).__name__} has no pointer {', '.join(sorted(unknown))}")
         put = struct.Struct("=" + "".join("Q" if name in places else "8x" for name in names)).pack_into
-        order, params = [places[name] for name in names if name in places], self._params
+        order, params = [places[name] for name in names if name in places], self.params
         if 0 < len(order) <= len(_FILLERS):
             return _FILLERS[len(order) - 1](put, params, *order)
         return lambda tensors: put(params, 0, *[tensors[i].data_ptr() for i in order])
 
     def __call__(self, *pointers: int) -> None:
-        self._pack(self._params, 0, *pointers)
+        self._pack(self.params, 0, *pointers)
         self._config.stream = _stream_of(self.device)  # as `send`, without the call of it
         if self._alone or _current_device() == self.device:
             status = self._launch(self._config_ref, self._function, self._slots, None)

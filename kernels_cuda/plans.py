@@ -31,7 +31,7 @@ def plan_of(
 
     launches  with the same pointers each; none where there is nothing to compute
     names     pointers of the struct in the order of the call's tensors; `x=out` is both, where a tensor is written in place, and
-              `-` is none. May end with pointers that only some calls have operands for
+              `-` is none. There may be more than tensors, and fewer
     tensors   the call's own: what is None stays null
     scratch   makers of memory that is not returned, by their pointers
     results   makers of what is returned, by their pointers; a result among the operands is written where that lies
@@ -41,23 +41,21 @@ def plan_of(
     made = [(name, maker) for name, maker in results.items() if name not in given]
     count = len(made)
     made += (scratch or {}).items()
-    places = {
-        pointer: i
-        for i, name in enumerate((*given, *(name for name, _ in made)))
-        if i >= len(tensors) or tensors[i] is not None
-        for pointer in name.split("=")
-        if pointer != "-"
-    }
-    steps = [(launch.filler(places), launch.send) for launch in launches]
+    present = {name: i for i, name in enumerate(given) if tensors[i] is not None}
+    places = {pointer: i for name, i in present.items() for pointer in name.split("=") if pointer != "-"}
+    places |= {name: i for i, (name, _) in enumerate(made, len(tensors))}
+    fills = [launch.filler(places) for launch in {id(launch.params): launch for launch in launches}.values()]
+    sends = [launch.send for launch in launches]
     makers = [maker for _, maker in made]
-    if len(steps) == 1 and len(makers) <= 1:
-        return _short(*steps[0], *makers)
+    if len(sends) == 1 and len(makers) <= 1:
+        return _short(fills[0], sends[0], *makers)
 
     def run(*tensors: Tensor | None) -> Any:
         made = [make() for make in makers]
         everything = (*tensors, *made)
-        for fill, send in steps:
+        for fill in fills:
             fill(everything)
+        for send in sends:
             send()
         return made[0] if count == 1 else tuple(made[:count]) or None
 

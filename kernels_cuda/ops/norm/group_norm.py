@@ -15,32 +15,25 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...call import Call, Plan, round_up
+from ...call import Call, Plan
 from ...launcher import Card, Launch, Pointer, forced_class, output, parameter_struct
 from ...launcher import card as card_at
+from ...plans import floats, plan_of
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
 from ..views.checks import check_eps, check_one_of, wrong_dtype
 from ..views.planes import (
     ACTIVATIONS,
-    Planes,
     check_planes,
     obstacles,
     output_like,
     per_channel,
     plane_class,
-    plane_view,
     strides_like,
 )
+from .group_norm_cut import ONCE_HELD, THREADS, Cut, Once
 
 UNIT = "group_norm"
-PACK = 8  # kPack
-THREADS = 256  # kThreads
-MERGE_THREADS = 1024  # kMergeThreads
-HELD = 4  # kHeld
-HELD_FIRST = 8  # kHeldFirst
-HELD_LAST = 8  # kHeldLast
-WIDEST = 32  # packs of channels across a block, channels-last
 ENOUGH = 2**25  # elements that the reference norms at a time
 # Tactics. Three launches: each waits for the one before it to end, or begins before that. Channels-last two, the second of which
 # joins what the first left, in the same ways; and one, which keeps a group in a block's registers.
@@ -49,9 +42,6 @@ JOINED, JOINED_AHEAD = "joined", "joined ahead"
 ONCE = "once"
 MOST_JOINED = 256  # chunks whose parts each block of the second launch joins for itself
 FEW_JOINED = 64  # chunks up to which three launches have nothing to win
-ONCE_THREADS = 1024  # kOnceThreads
-ONCE_HELD = {8: 6, 4: 16, 2: 24, 1: 24}  # channels of a thread -> its pixels at most
-ONCE_FEW = 4  # pixels of a thread, as long as a block may grow instead
 ONCE_CHANNELS = 8  # of a group: of fewer a block would use a quarter and less of the sectors that it reads
 
 
@@ -118,19 +108,18 @@ def instance_norm(
 # ---------------------------------------------------------------------------------------------------------- the maths
 
 
-def reference(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, moments: Tensor | None, groups: int, eps: float, act: str
-) -> Tensor:
+def reference(x: Tensor, *given: Any) -> Tensor:
     """The oracle, in fp32 or, for float64 inputs, in float64."""
+    _, _, moments, *_ = given
     if x.numel() == 0:
         return torch.empty_like(x)
     if moments is None or x.ndim < 3:
-        return _normed(x, weight, bias, moments, groups, eps, act)
+        return _normed(x, *given)
     # Each row for itself: torch's passes over all of a large picture would hold several of it, twice as wide.
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device).as_strided(x.shape, strides_like(x))
     rows = max(1, ENOUGH * x.shape[2] // x.numel())
     for part, own in zip(torch.split(x, rows, 2), torch.split(out, rows, 2), strict=True):
-        own.copy_(_normed(part, weight, bias, moments, groups, eps, act))
+        own.copy_(_normed(part, *given))
     return out
 
 
@@ -205,8 +194,7 @@ GroupNormParams = parameter_struct(
 
 def validate(call: Call) -> None:
     """Shapes and options that no implementation could serve."""
-    x, weight, bias, moments = call.tensors
-    assert x is not None
+    x, weight, bias, moments = call.operands
     groups, eps, act = call.options
     check_planes(x, weight, bias)
     check_groups(x, groups)
@@ -241,8 +229,7 @@ def ways(call: Call) -> list[str]:
 
 def _ways(call: Call, multiprocessors: int) -> list[str]:
     """The tactics of which no launch begins ahead, the one that is taken by rule first."""
-    x, _, _, moments = call.tensors
-    assert x is not None
+    x, _, _, moments = call.operands
     if moments is not None or not x.numel():
         return [APART]
     groups = call.options[0]
@@ -259,8 +246,7 @@ def _ways(call: Call, multiprocessors: int) -> list[str]:
 
 def plan(call: Call, card: Card, tactic: str | None = None) -> Plan:
     """Fix layout, chunks and grids of the launches; what remains per call is memory and pointers."""
-    x, weight, bias, moments = call.tensors
-    assert x is not None
+    x, weight, bias, moments = call.operands
     groups, eps, act = call.options
     new_out = output_like(x, card)
     if x.numel() == 0:
@@ -269,9 +255,8 @@ def plan(call: Call, card: Card, tactic: str | None = None) -> Plan:
     cut = Cut.of(x, groups, card.multiprocessors)
     params = cut.params | {
         "eps": eps,
-        "weight_is_float": weight is not None and weight.dtype is torch.float32,
-        "bias_is_float": bias is not None and bias.dtype is torch.float32,
         "activation": ACTIVATIONS[act],
+        **floats(weight=weight, bias=bias),
     }
     parts, coefficients = cut.parts, cut.view.batches * cut.view.channels
     layout, end = cut.view.layout, cut.end
@@ -290,6 +275,8 @@ def plan(call: Call, card: Card, tactic: str | None = None) -> Plan:
         _prepared(call, card, name, params, *size, ahead=tactic in (AHEAD, JOINED_AHEAD) and place > 0)
         for place, (name, size) in enumerate(kernels.items())
     ]
+    if tactic == ONCE:
+        return plan_of(launches, "x weight bias", call.tensors, out=new_out)
     # Two floats each: for every part, and behind them for every channel of every batch.
     new_workspace = output((2 * (parts + coefficients),), torch.float32, card.index)
 
@@ -309,20 +296,7 @@ def plan(call: Call, card: Card, tactic: str | None = None) -> Plan:
             launch(*pointers)
         return out
 
-    def run_once(x: Tensor, weight: Tensor | None, bias: Tensor | None, _moments: None) -> Tensor:
-        out = new_out()
-        launches[0](
-            x.data_ptr(),
-            0 if weight is None else weight.data_ptr(),
-            0 if bias is None else bias.data_ptr(),
-            0,
-            0,
-            out.data_ptr(),
-            0,
-        )
-        return out
-
-    return run_once if tactic == ONCE else run
+    return run
 
 
 def plan_moments(call: Call, card: Card, _tactic: object) -> Plan:
@@ -333,16 +307,8 @@ def plan_moments(call: Call, card: Card, _tactic: object) -> Plan:
     new_out = output((cut.view.batches, groups, 2), torch.float32, card.index)
     stats = _prepared(call, card, f"{cut.view.layout}_stats{cut.end}", cut.params, *cut.stats)
     join = _prepared(call, card, "moments", cut.params, *cut.merge)
-    new_workspace = output((2 * cut.parts,), torch.float32, card.index)
-
-    def run(x: Tensor) -> Tensor:
-        out, workspace = new_out(), new_workspace()
-        pointers = x.data_ptr(), 0, 0, workspace.data_ptr(), 0, out.data_ptr(), 0
-        stats(*pointers)
-        join(*pointers)
-        return out
-
-    return run
+    parts = output((2 * cut.parts,), torch.float32, card.index)
+    return plan_of((stats, join), "x", call.tensors, scratch={"parts": parts}, out=new_out)
 
 
 def _prepared(
@@ -353,131 +319,8 @@ def _prepared(
     return kernel.prepare(GroupNormParams(**params), grid=grid, block=threads, shape=shape, ahead=ahead)
 
 
-@dataclass(frozen=True)
-class Cut:
-    """How x is dealt to blocks.
-
-    params  of all launches, as far as they follow from x
-    stats   blocks and threads of the statistics; merge: of what joins them; apply: of what comes behind
-    parts   whose moments are written
-    end     which of the kernels: those for whole packs or for any
-    """
-
-    view: Planes
-    params: dict[str, Any]
-    stats: tuple[int, int]
-    merge: tuple[int, int]
-    apply: tuple[int, int]
-    parts: int
-    end: str
-
-    @staticmethod
-    def of(x: Tensor, groups: int, multiprocessors: int) -> Cut:
-        view, out = plane_view(x.shape, x.stride()), plane_view(x.shape, strides_like(x))
-        is_last = view.layout == "last"
-        packs_per_plane = -(-view.pixels // PACK)
-        lanes, column_blocks, threads, per_chunk = column_shape(view, multiprocessors)
-        slots = team = parts_across = 1
-        if is_last:
-            chunks = -(-view.pixels // per_chunk)
-            stats_blocks = apply_blocks = view.batches * chunks * column_blocks
-            slots, team = group_shape(view.channels // groups, groups, lanes, column_blocks, threads)
-            parts = stats_blocks * slots
-            parts_across = min(column_blocks, (view.channels // groups - 2) // (lanes * PACK) + 2)
-        else:
-            threads = THREADS
-            chunks = -(-packs_per_plane * (view.channels // groups) // (THREADS * HELD_FIRST))
-            stats_blocks = parts = view.batches * groups * chunks
-            apply_blocks = -(-view.batches * view.channels * packs_per_plane // (THREADS * HELD))
-        params = {
-            "x_batch": view.batch_stride,
-            "x_step": view.step,
-            "out_batch": out.batch_stride,
-            "out_step": out.step,
-            "batches": view.batches,
-            "pixels": view.pixels,
-            "packs_per_plane": packs_per_plane,
-            "chunks": chunks,
-            "pixels_per_chunk": per_chunk,
-            "channels": view.channels,
-            "groups": groups,
-            "channels_per_group": view.channels // groups,
-            "lanes": lanes,
-            "column_blocks": column_blocks,
-            "slots": slots,
-            "team": team,
-            "is_last": is_last,
-        }
-        end = "" if _whole(x, view, out) else "_any"
-        merge_threads = min(MERGE_THREADS, max(32, round_up(chunks * parts_across)))
-        merge = view.batches * groups, merge_threads
-        return Cut(view, params, (stats_blocks, threads), merge, (apply_blocks, threads), parts, end)
-
-
-@dataclass(frozen=True)
-class Once:
-    """How a group that a block keeps in registers is dealt to its threads. It depends on the shape alone, not on the card.
-
-    width    channels of a thread; across: threads that a pixel takes
-    threads  of a block
-    """
-
-    width: int
-    across: int
-    threads: int
-
-    @staticmethod
-    def of(x: Tensor, groups: int) -> Once | None:
-        """None: x is not channels-last, or a group is too large."""
-        view, out = plane_view(x.shape, x.stride()), plane_view(x.shape, strides_like(x))
-        if view.layout != "last":
-            return None
-        per_group = view.channels // groups
-        steps = per_group, view.batch_stride, view.step, out.batch_stride, out.step
-        width = next(w for w in ONCE_HELD if all(s % w == 0 for s in steps) and x.data_ptr() % (2 * w) == 0)
-        across = per_group // width
-        threads = min(ONCE_THREADS, 32 * -(-across * -(-view.pixels // ONCE_FEW) // 32))
-        if across > threads or -(-view.pixels // (threads // across)) > ONCE_HELD[width]:
-            return None
-        return Once(width, across, threads)
-
-
-def column_shape(view: Planes, multiprocessors: int) -> tuple[int, int, int, int]:
-    """Channels-last: (packs across a block, blocks across all channels, threads, pixels per chunk).
-
-    Chunks are long, so that their moments cost next to nothing to write and join, but enough of them to fill the card.
-    """
-    packs = -(-view.channels // PACK)
-    column_blocks = -(-packs // WIDEST)
-    lanes = -(-packs // column_blocks)
-    rows = THREADS // lanes
-    turns = -(-view.pixels // (rows * HELD_LAST))
-    wanted = max(1, 6 * multiprocessors // (view.batches * column_blocks))
-    return lanes, column_blocks, lanes * rows, rows * HELD_LAST * max(1, -(-turns // wanted))
-
-
-def group_shape(per_group: int, groups: int, lanes: int, column_blocks: int, threads: int) -> tuple[int, int]:
-    """Channels-last: (groups that a column of channels may touch, threads of a block that make one of them of its channels).
-
-    There are as many threads as channels of a column, and so a team for each of its groups.
-    """
-    slots = groups if column_blocks == 1 else min(groups, (lanes * PACK - 2) // per_group + 2)
-    team = 32
-    while team > 1 and (threads // team < slots or team >= 2 * per_group):
-        team //= 2
-    return slots, team
-
-
-def _whole(x: Tensor, view: Planes, out: Planes) -> bool:
-    """Whether every pack is eight elements at an address that is a multiple of 16."""
-    strides = view.batch_stride, view.step, out.batch_stride, out.step
-    size = view.pixels if view.layout == "first" else view.channels
-    return x.data_ptr() % 16 == 0 and size % PACK == 0 and all(stride % PACK == 0 for stride in strides)
-
-
 def shape_class(call: Call) -> str:
-    x, weight, bias, moments = call.tensors
-    assert x is not None
+    x, weight, bias, moments = call.operands
     groups, _, act = call.options
     known = "" if moments is None else " moments"
     return f"{plane_class(x)} groups={groups} {act} affine={weight is not None}{bias is not None}{known}"

@@ -20,7 +20,7 @@ from fusestream.kernels_cuda import (
 from fusestream.kernels_cuda.build import matrix
 from fusestream.kernels_cuda.call import Call
 from fusestream.kernels_cuda.ops.norm import group_norm
-from fusestream.kernels_cuda.ops.norm.group_norm import column_shape, group_shape
+from fusestream.kernels_cuda.ops.norm.group_norm_cut import ONCE_THREADS, column_shape, group_shape
 from fusestream.kernels_cuda.ops.views.planes import Planes
 
 EPS = 1e-5
@@ -102,6 +102,13 @@ class FakeKernel:
     def prepare(self, params, *, grid, block, ahead, **_):
         self.params = params
         self.asked.append((self.name, grid[0], block, ahead))
+        return self
+
+    def filler(self, places):
+        pass
+
+    def send(self):
+        pass
 
 
 class FakeCard:
@@ -222,7 +229,7 @@ def test_a_group_that_is_kept_is_all_there(per_group, groups, pixels, margin):
         return
     rows = once.threads // once.across
     assert once.across * once.width == per_group and rows >= 1
-    assert once.threads % 32 == 0 and once.threads <= group_norm.ONCE_THREADS
+    assert once.threads % 32 == 0 and once.threads <= ONCE_THREADS
     assert rows * group_norm.ONCE_HELD[once.width] >= pixels
     assert not (channels + margin) % once.width
 
@@ -247,4 +254,4 @@ def test_the_source_holds_as_many_pixels():
     source = (matrix.SOURCES / "group_norm.cu").read_text(encoding="utf-8")
     for width, held in group_norm.ONCE_HELD.items():
         assert f"\nONCE({width}, {held})\n" in source
-    assert f"constexpr int kOnceThreads = {group_norm.ONCE_THREADS};" in source
+    assert f"constexpr int kOnceThreads = {ONCE_THREADS};" in source
