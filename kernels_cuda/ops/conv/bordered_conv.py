@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...call import Call, Plan
+from ...call import Call, Plan, round_up
 from ...launcher import Card
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
@@ -244,7 +244,7 @@ def fused_plan(call: Call, card: Card, tactic: object = None) -> Plan:
 def shape_class(call: Call) -> str:
     """Channels exactly, pixels to a power of two."""
     x, weight, *_ = call.operands
-    pixels = 1 << (max(1, x.shape[0] * x.shape[2] * x.shape[3]) - 1).bit_length()
+    pixels = round_up(x.shape[0] * x.shape[2] * x.shape[3])
     parts = [word(x), f"{x.shape[1]} to {weight.shape[0]}", f"{pixels} pixels", call.policy.sums, call.options[0]]
     parts += ["last" if channels_adjacent(x) else "first", "bias" if call.tensors[2] is not None else "no bias"]
     if len(call.options) > 1:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...call import Call, Plan, by_name
+from ...call import Call, Plan, by_name, round_up
 from ...launcher import MAX_GRID, Card, Kernel, Pointer, output, parameter_struct
 from ...plans import floats, plan_of, strides
 from ...policy import STANDARD, KernelPolicy
@@ -320,7 +320,7 @@ def kernel_name(o: Operands, tactic: Tactic) -> str:
 def shape_class(call: Call) -> str:
     """Channels and taps exactly, pixels to a power of two, and what is done to the product."""
     o = Operands.of_call(call)
-    pixels = 1 << (max(1, o.shape[0] * o.shape[2] * o.shape[3] * o.shape[4]) - 1).bit_length()
+    pixels = round_up(math.prod((o.shape[0], *o.shape[2:])))
     parts = [word(o.x), "x".join(map(str, o.weight.shape)), f"{pixels} pixels", call.policy.sums, o.activation]
     parts.append("last" if channels_adjacent(o.x) else "first")
     parts += [f"stride {o.time_stride},{o.stride}"] if (o.time_stride, o.stride) != (1, 1) else []

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...call import Call, Plan
+from ...call import Call, Plan, round_up
 from ...launcher import Card
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
@@ -162,7 +162,7 @@ def shape_class(call: Call) -> str:
     """Channels exactly, pixels to a power of two."""
     x, weight, _, folded = call.operands
     b, n, h, w = result_shape(x, weight)
-    pixels = 1 << (max(1, b * h * w) - 1).bit_length()
+    pixels = round_up(b * h * w)
     parts = [word(x), f"{x.shape[1]} to {n}", f"{pixels} pixels", call.policy.sums, call.options[0]]
     parts.append("last" if channels_adjacent(x) else "first")
     return " ".join([*parts, "unfolded"] if folded is None else parts)

@@ -16,12 +16,12 @@ from torch.nn import functional
 
 from ...call import Call, Plan
 from ...launcher import Card, Pointer, output, parameter_struct
-from ...plans import floats
+from ...plans import floats, plan_of
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
-from ..views.checks import check_one_of, check_scale, check_shape, check_written, word, wrong_dtype
+from ..views.checks import check_one_of, check_scale, check_shape, check_written, unseen, wrong_dtype, wrong_output
 from ..views.half_range import kept
-from ..views.rows import row_class
+from ..views.rows import row_classes
 from ..views.tiles import Tiles, known, packed, place_fields, tiles
 
 Gelu = Literal["tanh", "erf", "quick"]
@@ -188,142 +188,122 @@ ActivationParams = parameter_struct(
 )
 
 
-class _Given(NamedTuple):
-    """The tensors of a call of any of these ops. out: where the result goes, if the caller says so."""
+class Operands(NamedTuple):
+    """What is activated and what it is multiplied by, as views, of a call of any of these ops."""
 
-    out: Tensor | None
     gate: Tensor
-    up: Tensor | None
-    multiplies: bool
+    up: Tensor  # gate again where nothing is multiplied
+    out: Tensor | None  # where the result goes, if the caller says so
+    out_dtype: torch.dtype
+    kind: str
+    scale: float = 1.0
+    saturate: bool = False
+    multiplies: bool = True
+    is_packed: bool = False  # whether both are one tensor's
+    alternate: bool = False  # ... whose elements they take in turns
 
     @staticmethod
-    def of(call: Call) -> _Given:
-        out, *rest = call.tensors if call.op == SILU_MUL_.name else (None, *call.tensors)
-        gate = rest[0]
-        assert gate is not None
-        return _Given(out, gate, rest[1] if len(rest) > 1 else None, len(rest) > 1)
+    def of(call: Call) -> Operands:
+        kind, *options = call.options
+        _check_kind(kind)
+        if len(options) == 1:
+            x = call.first
+            return Operands(x, x, None, options[0] or x.dtype, kind, multiplies=False)
+        *places, gate, up = call.operands
+        layout, scale, saturate, *dtypes = options
+        first, second = _halves(gate, up, kind, layout, scale)
+        out, packed = (places[0] if places else None), up is None
+        dtype = dtypes[0] or gate.dtype if out is None else out.dtype
+        return Operands(
+            first, second, out, dtype, kind, scale, saturate, True, packed, packed and layout == "interleaved"
+        )
 
-    def views(self, call: Call) -> tuple[Tensor, Tensor]:
-        """gate and up as views; twice x where nothing is multiplied."""
-        if not self.multiplies:
-            return self.gate, self.gate
-        return _halves(self.gate, self.up, *call.options[:3])
-
-    def out_dtype(self, call: Call) -> torch.dtype:
-        if self.out is not None:
-            return self.out.dtype
-        wanted: torch.dtype | None = call.options[-1]
-        return wanted or self.gate.dtype
-
-
-def _tiles(call: Call) -> Tiles | str:
-    given = _Given.of(call)
-    gate, up = given.views(call)
-    return tiles(
-        gate.shape, gate.stride(), up.stride(), packed(gate.shape) if given.out is None else given.out.stride()
-    )
+    @property
+    def tiles(self) -> Tiles | str:
+        """The view of all three; not of empty ones."""
+        shape = self.gate.shape
+        written = packed(shape) if self.out is None else self.out.stride()
+        return tiles(shape, self.gate.stride(), self.up.stride(), written)
 
 
 def validate(call: Call) -> None:
     """Shapes and options that no implementation could serve."""
-    _check_kind(call.options[0])
-    given = _Given.of(call)
-    gate, up = given.views(call)
-    if given.out is not None:
-        check_shape("out", given.out, gate, "the result")
-        check_written({"out": given.out}, {"gate": gate, "up": up})
+    o = Operands.of(call)
+    if o.out is not None:
+        check_shape("out", o.out, o.gate, "the result")
+        check_written({"out": o.out}, {"gate": o.gate, "up": o.up})
 
 
 def obstacles(call: Call) -> Iterator[str]:
     """What keeps the kernels from serving a call."""
-    given = _Given.of(call)
-    gate, up = given.views(call)
-    names = ("gate", "up") if given.multiplies else ("x",)
-    yield from wrong_dtype(TYPES, **dict(zip(names, (gate, up), strict=False)))
-    if given.out_dtype(call) not in TYPES:
-        yield f"the output is {word(given.out_dtype(call))}, the kernels write float16 and float32"
-    if gate.numel():
-        view = _tiles(call)
-        if isinstance(view, str):
-            yield view
+    o = Operands.of(call)
+    yield from wrong_dtype(TYPES, **({"gate": o.gate, "up": o.up} if o.multiplies else {"x": o.gate}))
+    yield from wrong_output(TYPES, o.out_dtype)
+    if o.gate.numel():
+        yield from unseen(o.tiles)
 
 
 def plan(call: Call, card: Card, _tactic: object = None) -> Plan:
     """Fix sizes, strides, grid and kernel; what remains per call is the output and the pointers."""
-    given = _Given.of(call)
-    gate, up = given.views(call)
-    out_dtype = given.out_dtype(call)
-    new_out = output(gate.shape, out_dtype, card.index)
-    if not gate.numel():
-        return (lambda *_: new_out()) if given.out is None else (lambda *_: None)
-    kind, scale, saturate = call.options[0], *(call.options[2:4] if given.multiplies else (1.0, False))
-    view = known(_tiles(call))
+    o = Operands.of(call)
+    new_out = output(o.gate.shape, o.out_dtype, card.index)
+    names = ("" if o.out is None else "out ") + ("gate up" if o.multiplies else "gate")
+    if not o.gate.numel():
+        return plan_of((), names, call.tensors, out=new_out)
+    view = known(o.tiles)
     params = ActivationParams(
-        scale=scale,
-        saturate=saturate and out_dtype is torch.float16,
-        kind=KINDS.index(kind),
-        out_is_float=out_dtype is torch.float32,
-        **floats(gate=gate, up=up),
+        scale=o.scale,
+        saturate=o.saturate and o.out_dtype is torch.float16,
+        kind=KINDS.index(o.kind),
+        out_is_float=o.out_dtype is torch.float32,
+        **floats(gate=o.gate, up=o.up),
     )
     view.fill(params, "gate", "up", "out")
-    is_packed = given.multiplies and given.up is None
-    between = (int(up.storage_offset()) - int(gate.storage_offset())) * gate.element_size() if is_packed else 0
     # Of halves of one tensor the second starts where the width puts it; alternating ones are one operand.
-    alternating = is_packed and call.options[1] == "interleaved"
-    half = all(dtype is torch.float16 for dtype in (gate.dtype, up.dtype, out_dtype))
-    if alternating:
-        columns = tuple(column for _, _, column in view.places)
-        wide = view.wide((1, 2)) and columns == (2, 2, 1)
+    between = (int(o.up.storage_offset()) - int(o.gate.storage_offset())) * o.gate.element_size() if o.is_packed else 0
+    if o.alternate:
+        wide = view.wide((1, 2)) and [column for _, _, column in view.places] == [2, 2, 1]
     else:
         wide = view.wide() and between % 16 == 0
-    wide = wide and half and call.aligned
-    ending = f"{'_mul' if given.multiplies else ''}{'_interleaved' if alternating else ''}"
-    name = f"{kind}{ending}" if wide else "activation_any"
+    wide = wide and {o.gate.dtype, o.up.dtype, o.out_dtype} == {torch.float16} and call.aligned
+    ending = f"{'_mul' if o.multiplies else ''}{'_interleaved' if o.alternate else ''}"
+    name = f"{o.kind}{ending}" if wide else "activation_any"
     grid, threads = view.grid(wide)
     launch = card.kernel("activations", name).prepare(params, grid=grid, block=threads, shape=call.describe())
+    if not o.is_packed:
+        return plan_of(launch, names, call.tensors, out=new_out)
 
-    def into(out: Tensor, gate: Tensor, up: Tensor | None = None) -> None:
+    def into(out: Tensor, gate: Tensor, _: None) -> None:
         at = gate.data_ptr()
-        launch(at, up.data_ptr() if up is not None else at + between if is_packed else 0, out.data_ptr())
+        launch(at, at + between, out.data_ptr())
 
-    def run(gate: Tensor, up: Tensor | None = None) -> Tensor:
+    def run(gate: Tensor, _: None) -> Tensor:
         out = new_out()
-        into(out, gate, up)
+        into(out, gate, None)
         return out
 
-    return run if given.out is None else into
+    return run if o.out is None else into
 
 
 def shape_class(call: Call) -> str:
     """Width exactly, rows to a power of two, layout."""
-    sizes = " ".join(
-        "-" if t is None else row_class(t) + ("" if t.is_contiguous() else " strided") for t in call.tensors
-    )
-    return f"{' '.join(map(str, call.options[:2]))} {sizes}"
+    return f"{' '.join(map(str, call.options[:2]))} {row_classes(call.tensors, layout=True)}"
 
 
 def _op(name: str, kinds: tuple[str, ...]) -> Op:
     gated = name.endswith("_mul")
-    schema = (
-        (
-            "(Tensor gate, Tensor? up, str kind, str layout, float scale, bool saturate, ScalarType? out_dtype, "
-            "str policy) -> Tensor"
-        )
-        if gated
-        else "(Tensor x, str kind, ScalarType? out_dtype, str policy) -> Tensor"
-    )
+    options = "str kind, str layout, float scale, bool saturate" if gated else "str kind"
     run: tuple[Any, Any, Any] = (gated_reference, gated_fake, gated_stock) if gated else (reference, fake, stock)
     endings = ("_mul", "_mul_interleaved") if gated else ("",)
-    kernels = ("activation_any", *(f"{kind}{ending}" for kind in kinds for ending in endings))
     return Op(
         name=name,
-        schema=schema,
+        schema=f"(Tensor {'gate, Tensor? up' if gated else 'x'}, {options}, ScalarType? out_dtype, str policy) -> Tensor",
         reference=run[0],
         fake=run[1],
         candidates=(CudaCandidate("cuda", obstacles, plan), StockCandidate(run[2])),
         shape_class=shape_class,
         validate=validate,
-        kernels={"activations": kernels},
+        kernels={"activations": ("activation_any", *(f"{kind}{ending}" for kind in kinds for ending in endings))},
     )
 
 

@@ -17,8 +17,8 @@ from ...launcher import Card, Pointer, output, parameter_struct
 from ...plans import floats, plan_of
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
-from ..views.checks import check_one_of, check_shape, word, wrong_dtype
-from ..views.rows import row_class
+from ..views.checks import check_one_of, check_shape, unseen, word, wrong_dtype
+from ..views.rows import row_classes
 from ..views.tiles import Tiles, known, packed, place_fields, tiles
 
 Prediction = Literal["velocity", "eps", "denoised"]
@@ -154,9 +154,7 @@ def obstacles(call: Call) -> Iterator[str]:
     if pair.dtype is not torch.float32:
         yield f"pair is {word(pair)}, the kernels take float32"
     if x.numel():
-        view = _tiles(call)
-        if isinstance(view, str):
-            yield view
+        yield from unseen(_tiles(call))
 
 
 def _tiles(call: Call) -> Tiles | str:
@@ -212,8 +210,7 @@ def plan(call: Call, card: Card, _tactic: object = None) -> Plan:
 
 def shape_class(call: Call) -> str:
     """Width exactly, rows to a power of two, what is predicted and how the step is made."""
-    sizes = " ".join("-" if t is None else row_class(t) for t in call.tensors[:5])
-    return f"{call.options[1]} {call.options[2]} {sizes}"
+    return f"{call.options[1]} {call.options[2]} {row_classes(call.tensors[:5])}"
 
 
 STEP = Op(

@@ -5,7 +5,6 @@ The maths, the layout and the access pattern stand at the head of src/gated_resi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from ctypes import c_int, c_int64
 from dataclasses import replace
@@ -19,18 +18,18 @@ from ...launcher import Card, Launch, Pointer, output, parameter_struct
 from ...plans import floats, plan_of
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate, nothing, overwriting
-from ..views.checks import check_shape, check_written, wrong_dtype
+from ..views.checks import check_shape, check_written, unseen, wrong_dtype
 from ..views.half_range import LARGEST, kept
 from ..views.rows import (
     MOST_ROWS,
     SharedRow,
-    frames_of,
-    row_class,
+    batch_sizes,
+    check_frames,
+    row_classes,
     row_view,
     rows,
     shared_row,
     spread,
-    tokens_per_frame,
 )
 from ..views.tiles import Tiles, known, packed, place_fields, tiles
 
@@ -67,8 +66,9 @@ def reference(x: Tensor, y: Tensor, gate: Tensor | None, saturate: bool) -> Tens
     wide = torch.promote_types(x.dtype, torch.float32)
     if gate is None:
         return kept(x.to(wide) + y.to(wide), x.dtype, saturate).to(x.dtype).contiguous()
-    flat, added = (t.to(wide).reshape(_batches(x), _tokens(x), x.shape[-1]) for t in (x, y))
-    by = spread(gate.to(wide), flat.shape[1], flat.shape[0], flat.shape[2], "gate")
+    b, s, d = batch_sizes(x)
+    flat, added = (t.to(wide).reshape(b, s, d) for t in (x, y))
+    by = spread(gate.to(wide), s, b, d, "gate")
     return kept(flat + by * added, x.dtype, saturate).reshape(x.shape).to(x.dtype).contiguous()
 
 
@@ -76,8 +76,9 @@ def stock(x: Tensor, y: Tensor, gate: Tensor | None, saturate: bool) -> Tensor:
     """What stock runs (WanAttentionBlock.forward): addcmul, with the gate repeated over the tokens."""
     if gate is None:
         return kept((x + y).to(x.dtype), x.dtype, saturate).contiguous()
-    flat, added = (t.reshape(_batches(x), _tokens(x), x.shape[-1]) for t in (x, y))
-    by = spread(gate, flat.shape[1], flat.shape[0], flat.shape[2], "gate")
+    b, s, d = batch_sizes(x)
+    flat, added = (t.reshape(b, s, d) for t in (x, y))
+    by = spread(gate, s, b, d, "gate")
     return kept(torch.addcmul(flat, added, by).reshape(x.shape).to(x.dtype), x.dtype, saturate).contiguous()
 
 
@@ -90,20 +91,12 @@ def stock_(x: Tensor, y: Tensor, gate: Tensor | None, saturate: bool) -> None:
     if gate is None:
         x.add_(y)
     else:
-        b, s, d = _batches(x), _tokens(x), x.shape[-1]
+        b, s, d = batch_sizes(x)
         by = spread(gate, s, b, d, "gate")
         by = by.view(*by.shape[:1], *[1] * (x.ndim - 2), d) if by.shape[1] == 1 else by.expand(b, s, d).reshape(x.shape)
         x.addcmul_(y, by if x.ndim > 2 else by.reshape(-1, d))
     if saturate and x.dtype is torch.float16:
         x.clamp_(-LARGEST, LARGEST)
-
-
-def _batches(x: Tensor) -> int:
-    return x.shape[0] if x.ndim > 2 else 1
-
-
-def _tokens(x: Tensor) -> int:
-    return math.prod(x.shape[1:-1] if x.ndim > 2 else x.shape[:-1])
 
 
 # --------------------------------------------------------------------------------------------------------- the kernel
@@ -126,7 +119,7 @@ def validate(call: Call) -> None:
     if gate is not None:
         if x.ndim < 2:
             raise ValueError(f"x: {list(x.shape)} has no rows for a gate")
-        tokens_per_frame(_tokens(x), frames_of(gate, _batches(x), x.shape[-1], "gate").shape[1], "gate")
+        check_frames(gate, x, x.shape[-1], "gate")
     if call.op == GATED_.name:
         check_written({"x": x}, {"y": y, "gate": gate}, itself="y")
 
@@ -135,9 +128,7 @@ def obstacles(call: Call) -> Iterator[str]:
     """What keeps the kernels from serving a call. Later checks rely on earlier ones having passed."""
     x, y, gate = call.operands
     yield from wrong_dtype(TYPES, x=x, y=y, gate=gate)
-    view = _tiles(call)
-    if isinstance(view, str):
-        yield view
+    yield from unseen(_tiles(call))
 
 
 def _tiles(call: Call) -> tuple[Tiles, int] | str:
@@ -201,9 +192,7 @@ def _prepare(call: Call, card: Card) -> Launch:
 
 def shape_class(call: Call) -> str:
     """Width exactly, rows to a power of two, and how much gate each row has to read."""
-    return " ".join(
-        "-" if t is None else row_class(t) + ("" if t.is_contiguous() else " strided") for t in call.tensors
-    )
+    return row_classes(call.tensors, layout=True)
 
 
 _KERNELS = ("gated_residual_any", *(f"gated_residual_{x}_{m}" for x in TYPES.values() for m in TYPES.values()))

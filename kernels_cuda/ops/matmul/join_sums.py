@@ -16,10 +16,10 @@ from ...launcher import Card, Pointer, output, parameter_struct
 from ...plans import plan_of
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
-from ..views.checks import check_one_of, check_scale, check_shape, wrong_dtype
+from ..views.checks import check_one_of, check_scale, check_shape, unseen, wrong_dtype
 from ..views.half_range import saturated
 from ..views.parts import PARTS, check_sums, join, split
-from ..views.rows import row_class
+from ..views.rows import row_classes
 from ..views.tiles import Tiles, known, packed, place_fields, tiles
 from .linear import Activation
 from .linear_operands import ACTIVATIONS, activate
@@ -89,9 +89,8 @@ def obstacles(call: Call) -> Iterator[str]:
     """What keeps the kernels from serving a call."""
     first, second = call.operands
     yield from wrong_dtype((torch.float32,), first=first, second=second)
-    view = _tiles(first, second) if first.numel() else None
-    if isinstance(view, str):
-        yield view
+    if first.numel():
+        yield from unseen(_tiles(first, second))
 
 
 def _tiles(first: Tensor, second: Tensor | None) -> Tiles | str:
@@ -129,10 +128,8 @@ def plan(call: Call, card: Card, _tactic: object = None) -> Plan:
 
 def shape_class(call: Call) -> str:
     """Width exactly, rows to a power of two, layout."""
-    sizes = " ".join(
-        "-" if t is None else row_class(t) + ("" if t.is_contiguous() else " strided") for t in call.tensors
-    )
-    return f"{call.options[0]} {'parts' if call.options[2] else 'value'} {sizes}"
+    activation, _, parts = call.options
+    return f"{activation} {'parts' if parts else 'value'} {row_classes(call.tensors, layout=True)}"
 
 
 JOIN_SUMS = Op(

@@ -21,7 +21,7 @@ from ...launcher import MAX_GRID, Card, Launch, Pointer, output, parameter_struc
 from ...plans import floats, plan_of
 from ...policy import STANDARD, IsaClass, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
-from ..views.checks import bias_obstacles, no_multiples, word, wrong_dtype
+from ..views.checks import bias_obstacles, no_multiples, word, wrong_dtype, wrong_output
 from ..views.rows import Rows, SharedRow, folded, row_class, row_view, rows, shared_row
 from .linear_operands import ACTIVATIONS, Operands, compute, stock_beside, stock_compute, validate
 from .linear_torch import CublasEpilogue, CublasFused, CublasPair, CublasWide
@@ -193,8 +193,7 @@ def obstacles(call: Call) -> Iterator[str]:
     o = Operands.of_call(call)
     yield from wrong_dtype((torch.float16,), x=o.x, weight=o.weight, up=o.up)
     yield from wrong_dtype(TYPES, bias=o.bias, residual=o.residual, gate=o.gate)
-    if o.out_dtype not in TYPES:
-        yield f"the output is {word(o.out_dtype)}, the kernels write float16 and float32"
+    yield from wrong_output(TYPES, o.out_dtype)
     if not o.m * o.n:
         return  # nothing to compute, and nothing to refuse
     if not o.k:

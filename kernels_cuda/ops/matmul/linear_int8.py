@@ -20,7 +20,7 @@ from ...plans import plan_of
 from ...policy import STANDARD, IsaClass, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
 from ..quant.rows_to_int8 import Int8Rows, prepare, row_obstacles
-from ..views.checks import no_multiples, scattered, word, wrong_dtype
+from ..views.checks import no_multiples, scattered, wrong_dtype, wrong_output
 from ..views.rows import Rows, folded, row_view
 from .linear import FIELDS, MOST, POINTERS, TYPES, Activation, Cut, class_of, parameters, places
 from .linear_int8_operands import Int8Operands, KitchenLinear, compute, stock_compute, validate
@@ -117,8 +117,7 @@ def obstacles(call: Call) -> Iterator[str]:
     yield from wrong_dtype((torch.float16, torch.int8), x=p.x)
     yield from wrong_dtype((torch.float32,), x_scale=o.x_scale, weight_scale=o.weight_scale)
     yield from wrong_dtype(TYPES, bias=p.bias, residual=p.residual, gate=p.gate)
-    if p.out_dtype not in TYPES:
-        yield f"the output is {word(p.out_dtype)}, the kernels write float16 and float32"
+    yield from wrong_output(TYPES, p.out_dtype)
     if not p.m * p.n:
         return  # nothing to compute, and nothing to refuse
     if not p.k:

@@ -12,7 +12,7 @@ from torch.nn import functional
 from ...call import Call, Options, Tensors
 from ..views.checks import check_one_of, check_result, check_shape, check_vector, check_written
 from ..views.half_range import kept
-from ..views.rows import frames_of, spread, tokens_per_frame
+from ..views.rows import batch_sizes, check_frames, spread
 
 ACTIVATIONS = ("none", "gelu", "gelu_tanh", "silu", "relu")  # enum Activation
 PAIRS = ("linear_pair", "linear_pair_")
@@ -73,11 +73,11 @@ class Operands:
 
     @property
     def batches(self) -> int:
-        return self.x.shape[0] if self.x.ndim > 2 else 1
+        return batch_sizes(self.x)[0]
 
     @property
     def tokens(self) -> int:
-        return math.prod(self.x.shape[1:-1] if self.x.ndim > 2 else self.x.shape[:-1])
+        return batch_sizes(self.x)[1]
 
     @property
     def gate_over_rows(self) -> Tensor | None:
@@ -111,7 +111,7 @@ def check_operands(o: Operands) -> None:
     check_result("residual", o.residual, o.shape)
     check_result("out", o.out, o.shape)
     if o.gate is not None:
-        tokens_per_frame(o.tokens, frames_of(o.gate, o.batches, o.n, "gate").shape[1], "gate")
+        check_frames(o.gate, o.x, o.n, "gate")
     if not (math.isfinite(o.scale) and o.scale != 0):
         raise ValueError(f"scale is {o.scale}, expected a finite number that is not zero")
     if o.out is not None:

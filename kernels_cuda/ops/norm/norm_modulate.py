@@ -5,7 +5,6 @@ The maths, the layout and the access pattern stand at the head of src/norm_modul
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from ctypes import c_float, c_int, c_int64
 from dataclasses import dataclass
@@ -20,17 +19,17 @@ from ...launcher import MAX_GRID, Card, Launch, Pointer, output, parameter_struc
 from ...plans import plan_of
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
-from ..views.checks import mixed_dtypes, not_contiguous, word, wrong_dtype
+from ..views.checks import mixed_dtypes, not_contiguous, unseen, wrong_dtype, wrong_output
 from ..views.rows import (
     MOST_ROWS,
     SharedRow,
-    frames_of,
-    row_class,
+    batch_sizes,
+    check_frames,
+    row_classes,
     row_view,
     rows,
     shared_row,
     spread,
-    tokens_per_frame,
 )
 from .rms import by_its_rms
 
@@ -97,11 +96,12 @@ def reference(
         value = value * weight.to(wide)
     if bias is not None:
         value = value + bias.to(wide)
-    flat = _flat(value)
+    b, s, d = batch_sizes(value)
+    flat = value.reshape(b, s, d)
     if scale is not None:
-        flat = flat * (1 + spread(scale.to(wide), flat.shape[1], flat.shape[0], flat.shape[2], "scale"))
+        flat = flat * (1 + spread(scale.to(wide), s, b, d, "scale"))
     if shift is not None:
-        flat = flat + spread(shift.to(wide), flat.shape[1], flat.shape[0], flat.shape[2], "shift")
+        flat = flat + spread(shift.to(wide), s, b, d, "shift")
     return flat.reshape(x.shape).to(out_dtype or x.dtype).contiguous()
 
 
@@ -117,11 +117,11 @@ def stock(
         if bias is not None:
             value = value + bias
     if scale is not None or shift is not None:
-        flat = _flat(value)
-        size = flat.shape[1], flat.shape[0], flat.shape[2]
-        plus = None if shift is None else spread(shift, *size, "shift")
+        b, s, d = batch_sizes(value)
+        flat = value.reshape(b, s, d)
+        plus = None if shift is None else spread(shift, s, b, d, "shift")
         if scale is not None:
-            by = 1 + spread(scale, *size, "scale")
+            by = 1 + spread(scale, s, b, d, "scale")
             flat = flat * by if plus is None else torch.addcmul(plus, flat, by)
         elif plus is not None:
             flat = flat + plus
@@ -131,16 +131,6 @@ def stock(
 
 def fake(x: Tensor, *rest: Any) -> Tensor:
     return x.new_empty(x.shape, dtype=rest[-1] or x.dtype)
-
-
-def _sizes(t: Tensor) -> tuple[int, int, int]:
-    """(batches, tokens, d). A tensor of rank 2 is one batch."""
-    batches, middle = (t.shape[0], t.shape[1:-1]) if t.ndim > 2 else (1, t.shape[:-1])
-    return batches, math.prod(middle), t.shape[-1]
-
-
-def _flat(t: Tensor) -> Tensor:
-    return t.reshape(_sizes(t))
 
 
 # --------------------------------------------------------------------------------------------------------- the kernel
@@ -182,26 +172,22 @@ class Operands(NamedTuple):
 def validate(call: Call) -> None:
     """Shapes that no implementation could serve. What broadcasts, and how, is judged in rows.py."""
     o = Operands.of(call)
-    batches, tokens, d = _sizes(o.x)
+    d = o.x.shape[-1]
     for name, t in o.affine.items():
         if t.shape != (d,):
             raise ValueError(f"{name} {list(t.shape)} is not [{d}]")
     for name, t in o.modulation.items():
-        tokens_per_frame(tokens, frames_of(t, batches, d, name).shape[1], name)
+        check_frames(t, o.x, d, name)
 
 
 def obstacles(call: Call) -> Iterator[str]:
     """What keeps the kernels from serving a call. Later checks rely on earlier ones having passed."""
     o = Operands.of(call)
-    out_dtype = call.options[2] or o.x.dtype
     yield from wrong_dtype(TYPES, x=o.x, **o.modulation, **o.affine)
-    if out_dtype is not torch.float16:
-        yield f"the output is {word(out_dtype)}, the kernels write float16"
+    yield from wrong_output((torch.float16,), call.options[2] or o.x.dtype)
     yield from mixed_dtypes(o.modulation)
     yield from mixed_dtypes(o.affine)
-    view = rows(o.x)
-    if isinstance(view, str):
-        yield f"x: {view}"
+    yield from unseen(rows(o.x), "x")
     yield from not_contiguous(**o.affine)
     like = row_view(o.x)
     if max(like.batches, like.tokens, like.d) > MOST_ROWS:
@@ -321,8 +307,7 @@ def best_tactic(d: int) -> Tactic:
 
 def shape_class(call: Call) -> str:
     """Width exactly, rows to a power of two, and how much modulation each row has to read."""
-    sizes = " ".join("-" if t is None else row_class(t) for t in call.tensors)
-    return f"{call.options[1]} {sizes}"
+    return f"{call.options[1]} {row_classes(call.tensors)}"
 
 
 KERNELS = (

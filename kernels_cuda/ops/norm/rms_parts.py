@@ -17,7 +17,7 @@ from ...launcher import MAX_GRID, Card, Pointer, output, parameter_struct
 from ...plans import floats, plan_of
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
-from ..views.checks import check_eps, check_vector, not_contiguous, wrong_dtype
+from ..views.checks import check_eps, check_vector, not_contiguous, unseen, wrong_dtype
 from ..views.parts import PARTS, split
 from ..views.rows import row_class, row_view, rows
 from .rms import by_its_rms
@@ -86,9 +86,7 @@ def obstacles(call: Call) -> Iterator[str]:
     x, weight = call.operands
     yield from wrong_dtype((torch.float32,), x=x)
     yield from wrong_dtype(TYPES, weight=weight)
-    view = rows(x)
-    if isinstance(view, str):
-        yield f"x: {view}"
+    yield from unseen(rows(x), "x")
     yield from not_contiguous(weight=weight)
     if max(x.shape) > MOST:
         yield f"a dimension of {tuple(x.shape)} exceeds {MOST}"

@@ -20,7 +20,7 @@ from ...plans import plan_of, strides
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate, nothing, overwriting
 from ..views.checks import check_eps, check_one_of, check_written, mixed_dtypes, wrong_dtype
-from ..views.rows import row_class
+from ..views.rows import row_classes
 from .rms import by_its_rms
 
 Norm = Literal["token", "head", "none"]
@@ -365,7 +365,7 @@ def shape_class(call: Call) -> str:
     """Widths exactly, rows to a power of two, and the kind of norm and rotation."""
     _, norm, interleaved = call.options
     heads = [t.shape[2] for t in call.tensors[:2] if t is not None]
-    sizes = " ".join("-" if t is None else row_class(t) for t in call.tensors)
+    sizes = row_classes(call.tensors)
     layout = "" if all(t.is_contiguous() for t in call.tensors[:2] if t is not None) else " strided"
     return f"{norm} {'interleaved' if interleaved else 'halves'} heads {heads} {sizes}{layout}"
 

@@ -18,7 +18,7 @@ from ...launcher import Card, Launch, Pointer, output, parameter_struct
 from ...plans import plan_of
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
-from ..views.checks import check_written, not_contiguous, scattered, wrong_dtype
+from ..views.checks import check_written, not_contiguous, scattered, unseen, wrong_dtype
 from ..views.half_range import LARGEST, saturated
 from ..views.rows import row_class
 
@@ -150,9 +150,7 @@ def obstacles(call: Call) -> Iterator[str]:
     yield from wrong_dtype(TYPES, x=x)
     yield from wrong_dtype((torch.float32,), scale=scale)
     yield from not_contiguous(scale=scale)
-    view = matrix(x, scale is not None and scale.numel() > 1)
-    if isinstance(view, str):
-        yield f"x: {view}"
+    yield from unseen(matrix(x, scale is not None and scale.numel() > 1), "x")
 
 
 def plan(call: Call, card: Card, _tactic: object) -> Plan:

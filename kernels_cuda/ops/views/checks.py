@@ -28,6 +28,18 @@ def wrong_dtype(known: Collection[torch.dtype], **tensors: Tensor | None) -> Ite
             yield f"{name} is {word(t)}, the kernels take {' and '.join(word(dtype) for dtype in known)}"
 
 
+def wrong_output(known: Collection[torch.dtype], dtype: torch.dtype) -> Iterator[str]:
+    """A result of a type that no kernel writes."""
+    if dtype not in known:
+        yield f"the output is {word(dtype)}, the kernels write {' and '.join(word(one) for one in known)}"
+
+
+def unseen(view: object, name: str = "") -> Iterator[str]:
+    """A view of rows or tiles (rows.py, tiles.py) that is none, but the reason why."""
+    if isinstance(view, str):
+        yield f"{name}: {view}" if name else view
+
+
 def bias_obstacles(bias: Tensor | None) -> Iterator[str]:
     """A vector that cannot be read 16 bytes at a time."""
     if bias is not None and (bias.stride(0) != 1 or bias.data_ptr() % 16):

@@ -14,9 +14,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ...call import Call
+from ...call import Call, round_up
 from ...launcher import Card, output
-from .checks import not_contiguous, wrong_dtype
+from .checks import not_contiguous, word, wrong_dtype
 
 Layout = Literal["first", "last"]
 
@@ -114,8 +114,8 @@ def plane_class(x: Tensor) -> str:
     """A coarse name for an image tensor: exact channels, layout, other elements to a power of two."""
     view = planes(x.shape, x.stride())
     layout = "-" if isinstance(view, str) else view.layout
-    others = max(1, x.numel() // max(x.shape[1], 1))
-    return f"{str(x.dtype).removeprefix('torch.')}[{x.shape[1]} {layout} x {1 << (others - 1).bit_length()}]"
+    others = x.numel() // max(x.shape[1], 1)
+    return f"{word(x)}[{x.shape[1]} {layout} x {round_up(others)}]"
 
 
 def obstacles(call: Call) -> Iterator[str]:

@@ -6,13 +6,14 @@ A row operand is [batch, token, d]. A broadcast operand (scale, shift, gate) is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ...call import round_up
+from ...call import Tensors, round_up
 from ...launcher import MAX_GRID
 
 MOST_ROWS = 2**31 - 1
@@ -101,6 +102,12 @@ def frames_of(t: Tensor, batches: int, d: int, name: str) -> Tensor:
     return view
 
 
+def check_frames(t: Tensor, x: Tensor, d: int, name: str) -> None:
+    """Raise ValueError for a broadcast operand that cannot be spread over x [batch, ..., any], rows of d."""
+    batches, tokens, _ = batch_sizes(x)
+    tokens_per_frame(tokens, frames_of(t, batches, d, name).shape[1], name)
+
+
 def shared_row(t: Tensor | None, like: Rows, name: str) -> SharedRow | str | None:
     """A broadcast operand's strides, or why the kernels cannot read it, or None if it is absent."""
     if t is None:
@@ -126,6 +133,19 @@ def row_class(t: Tensor) -> str:
     """A coarse name for a row tensor: exact width, number of rows to the next power of two."""
     d = t.shape[-1] if t.ndim else 1
     return f"{str(t.dtype).removeprefix('torch.')}[{round_up(t.numel() // max(d, 1))}x{d}]"
+
+
+def row_classes(tensors: Tensors, *, layout: bool = False) -> str:
+    """The classes of a call's operands. layout: and which of them are not contiguous."""
+    return " ".join(
+        "-" if t is None else row_class(t) + (" strided" if layout and not t.is_contiguous() else "") for t in tensors
+    )
+
+
+def batch_sizes(t: Tensor) -> tuple[int, int, int]:
+    """(batches, tokens, d) of [batch, ..., d]. A tensor of rank 2 is one batch."""
+    batches, middle = (t.shape[0], t.shape[1:-1]) if t.ndim > 2 else (1, t.shape[:-1])
+    return batches, math.prod(middle), t.shape[-1]
 
 
 def rows_apart(**tensors: Tensor) -> Iterator[str]:
