@@ -59,9 +59,9 @@ _empty_strided: Callable[..., torch.Tensor] | None = getattr(
 
 
 def parameter_struct(name: str, *groups: tuple[type, str]) -> type[ctypes.Structure]:
-    """A parameter struct: (type, "names of that type") in the order of its C++ twin, pointers first."""
+    """A parameter struct: (type, "names of that type") in the order of its C++ twin, pointers first. It takes no other names."""
     fields = [(field, kind) for kind, names in groups for field in names.split()]
-    return type(name, (ctypes.Structure,), {"_fields_": fields})
+    return type(name, (ctypes.Structure,), {"_fields_": fields, "__slots__": ()})
 
 
 def pointer_count(params: type[ctypes.Structure]) -> int:

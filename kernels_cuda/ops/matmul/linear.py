@@ -22,7 +22,7 @@ from ...plans import floats, plan_of
 from ...policy import STANDARD, IsaClass, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
 from ..views.checks import bias_obstacles, no_multiples, word, wrong_dtype, wrong_output
-from ..views.rows import Rows, SharedRow, folded, row_class, row_view, rows, shared_row
+from ..views.rows import Rows, folded, row_class, row_view, rows, shared_row, shared_view
 from .linear_operands import ACTIVATIONS, Operands, compute, stock_beside, stock_compute, validate
 from .linear_torch import CublasEpilogue, CublasFused, CublasPair, CublasWide
 
@@ -266,10 +266,9 @@ def plan(call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
         return (lambda *_: new_out()) if o.out is None else (lambda *_: None)
     launch = _prepare(call, o, card, tactic)
     into = "" if o.out is None else "out "
-    if call.tensors[-1] is not None or not o.paired:
-        names = "x weight up" if o.paired else "x weight bias residual gate"
+    if o.up is None or call.tensors[-1] is not None:
+        names = "x weight bias residual gate" if o.up is None else "x weight up"
         return plan_of(launch, into + names, call.tensors, out=new_out)
-    assert o.up is not None
     second = o.up.data_ptr() - o.weight.data_ptr()  # of halves of one tensor
 
     def pair_into(out: Tensor, x: Tensor, weight: Tensor, _: None) -> None:
@@ -288,17 +287,12 @@ def parameters(o: Operands, x: Rows, weight: Rows) -> dict[str, Any]:
     """All of LinearParams but the pointers. x, weight: where the operands lie, x folded."""
     out = Rows(o.batches, o.tokens, o.n, o.tokens * o.n, o.n) if o.out is None else row_view(o.out)
     residual = out if o.residual is None else row_view(o.residual)
-    gate = shared_row(o.gate, out, "gate") or SharedRow(0, 0, o.tokens)
-    assert isinstance(gate, SharedRow)  # no string here: `obstacles` found none
+    gate = shared_view(o.gate, out, "gate")
     return {
-        "x_batch": x.batch_stride,
-        "residual_batch": residual.batch_stride,
-        "residual_row": residual.row_stride,
-        "gate_batch": gate.batch_stride,
-        "gate_frame": gate.frame_stride,
-        "out_batch": out.batch_stride,
-        "out_row": out.row_stride,
-        "x_row": x.row_stride,
+        **x.places("x"),
+        **residual.places("residual"),
+        **gate.places("gate"),
+        **out.places("out"),
         "weight_row": weight.row_stride,
         "m": x.tokens,
         "n": o.n,

@@ -106,16 +106,14 @@ def plan(call: Call, card: Card, _tactic: object) -> Plan:
     name, lanes, threads, pixels = _kernel(call, view, out)
     blocks = -(-view.pixels // pixels)
     params = ChannelRmsParams(
-        x_batch=view.batch_stride,
-        x_step=view.step,
-        out_batch=out.batch_stride,
-        out_step=out.step,
         pixels=view.pixels,
         blocks_per_batch=blocks,
         channels=view.channels,
         lanes=lanes,
         root=view.channels**0.5,
         silu=call.options[0],
+        **view.places("x"),
+        **out.places("out"),
         **floats(weight=weight, bias=bias),
     )
     kernel = card.kernel("channel_rms_silu", name)

@@ -62,10 +62,8 @@ class Cut:
             stats_blocks = parts = view.batches * groups * chunks
             apply_blocks = -(-view.batches * view.channels * packs_per_plane // (THREADS * HELD))
         params = {
-            "x_batch": view.batch_stride,
-            "x_step": view.step,
-            "out_batch": out.batch_stride,
-            "out_step": out.step,
+            **view.places("x"),
+            **out.places("out"),
             "batches": view.batches,
             "pixels": view.pixels,
             "packs_per_plane": packs_per_plane,

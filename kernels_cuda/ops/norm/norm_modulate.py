@@ -29,6 +29,7 @@ from ..views.rows import (
     row_view,
     rows,
     shared_row,
+    shared_view,
     spread,
 )
 from .rms import by_its_rms
@@ -217,11 +218,7 @@ def _prepare(call: Call, o: Operands, card: Card, tactic: Tactic) -> tuple[Launc
     in_registers = _in_registers(call, o)
     swap = in_registers and bool(o.affine) and not o.modulation
     by, plus = (o.weight, o.bias) if swap else (o.scale, o.shift)
-    scale_rows, shift_rows = (
-        shared_row(t, x, name) or SharedRow(0, 0, x.tokens) for name, t in (("scale", by), ("shift", plus))
-    )
-    assert isinstance(scale_rows, SharedRow)  # no strings here: `obstacles` found none
-    assert isinstance(shift_rows, SharedRow)
+    scale, shift = shared_view(by, x, "scale"), shared_view(plus, x, "shift")
     modulation = next((t.dtype for t in (by, plus) if t is not None), torch.float16)
     name = f"norm_modulate_{TYPES[o.x.dtype]}"
     if in_registers:
@@ -237,23 +234,20 @@ def _prepare(call: Call, o: Operands, card: Card, tactic: Tactic) -> tuple[Launc
     if not in_registers:
         grid = (min(x.batches * x.tokens, blocks), 1, 1)
     params = NormParams(
-        x_batch=x.batch_stride,
-        x_row=x.row_stride,
-        scale_batch=scale_rows.batch_stride,
-        scale_frame=scale_rows.frame_stride,
-        shift_batch=shift_rows.batch_stride,
-        shift_frame=shift_rows.frame_stride,
         batches=x.batches,
         tokens=x.tokens,
         d=x.d,
         rows_per_block=rows_per_block,
         is_rms=kind == "rms",
-        tokens_per_frame=min(scale_rows.tokens_per_frame, shift_rows.tokens_per_frame),
+        tokens_per_frame=min(scale.tokens_per_frame, shift.tokens_per_frame),
         eps=eps,
         inverse_d=1 / x.d,
         offset=0.0 if swap and o.weight is not None else 1.0,
         modulation_is_float=any(t.dtype is torch.float32 for t in o.modulation.values()),
         affine_is_float=any(t.dtype is torch.float32 for t in o.affine.values()),
+        **x.places("x"),
+        **scale.places("scale"),
+        **shift.places("shift"),
     )
     return kernel.prepare(params, grid=grid, block=threads, shape=call.describe()), swap
 

@@ -101,13 +101,12 @@ def plan(call: Call, card: Card, _tactic: object = None) -> Plan:
     view, d = row_view(x), x.shape[-1]
     whole = call.aligned and d <= WIDEST and not (d % PACK or view.batch_stride % PACK or view.row_stride % PACK)
     params = RmsPartsParams(
-        x_batch=view.batch_stride,
-        x_row=view.row_stride,
         rows=view.batches * view.tokens,
         tokens=view.tokens,
         d=d,
         eps=call.options[0],
         inverse_d=1 / d,
+        **view.places("x"),
         **floats(weight=weight),
     )
     launch = card.kernel("rms_parts", f"rms_parts_{TYPES[weight.dtype] if whole else 'any'}").prepare(

@@ -17,7 +17,7 @@ from ...launcher import MAX_GRID, Card, Pointer, output, parameter_struct
 from ...plans import plan_of
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
-from ..views.checks import check_written, misplaced, scattered, word
+from ..views.checks import check_halves_into, misplaced, scattered, word
 from .packed_blocks import BLOCK_TYPES, block_type, unpacked, unpacked_shape
 
 THREADS = 256  # kThreads
@@ -53,12 +53,6 @@ def fake(packed: Tensor, encoding: str) -> Tensor:
     return packed.new_empty(unpacked_shape(packed, encoding), dtype=torch.float16)
 
 
-def check_out(packed: Tensor, out: Tensor, encoding: str) -> None:
-    shape = unpacked_shape(packed, encoding)
-    if out.shape != shape or out.dtype is not torch.float16:
-        raise ValueError(f"out: {out.dtype} {list(out.shape)} cannot take {list(shape)} as float16")
-
-
 # --------------------------------------------------------------------------------------------------------- the kernel
 
 DequantiseParams = parameter_struct(
@@ -75,10 +69,7 @@ def validate(call: Call) -> None:
     (encoding,) = call.options
     if packed.dtype is not torch.uint8:
         raise ValueError(f"packed: {word(packed)} {list(packed.shape)} is not uint8")
-    unpacked_shape(packed, encoding)
-    for out in rest:
-        check_out(packed, out, encoding)
-        check_written({"out": out}, {"packed": packed})
+    check_halves_into(rest, unpacked_shape(packed, encoding), packed=packed)
 
 
 def obstacles(call: Call) -> Iterator[str]:

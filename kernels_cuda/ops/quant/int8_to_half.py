@@ -16,11 +16,11 @@ from ...launcher import Card, Pointer, output, parameter_struct
 from ...plans import plan_of
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
-from ..views.checks import check_written, wrong_dtype
+from ..views.checks import check_halves_into, wrong_dtype
 from ..views.half_range import saturated
 from ..views.rows import row_class
 from .rotation import check_rotation, matrix, root, turned
-from .to_half import check_out, over_rows
+from .to_half import over_rows
 
 PACK = 8  # kPack
 CHUNK = 256 * 4  # packs of a block: kThreads * kAtOnce
@@ -91,9 +91,7 @@ def validate(call: Call) -> None:
         raise ValueError(f"x: {list(x.shape)} is not [rows, k]")
     over_rows(scale, x)
     check_rotation(call.options[0], x.shape[1])
-    for out in rest:
-        check_out(x, out)
-        check_written({"out": out}, {"x": x, "scale": scale})
+    check_halves_into(rest, x.shape, x=x, scale=scale)
 
 
 def obstacles(call: Call) -> Iterator[str]:

@@ -143,7 +143,7 @@ def prepare(card: Card, x: Tensor, rotation: int, describe: str) -> Plan:
     launches = []
     if x.numel():
         block = Block.of(view.d)
-        params = RowsToInt8Params(x_batch=view.batch_stride, x_row=view.row_stride, k=view.d, group=rotation)
+        params = RowsToInt8Params(k=view.d, group=rotation, **view.places("x"))
         kernel = card.kernel("rows_to_int8", f"rows_to_int8_{block.packs}")
         grid = (view.tokens, view.batches, 1)
         launches = [kernel.prepare(params, grid=grid, block=block.threads, shape=describe)]

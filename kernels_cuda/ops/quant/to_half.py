@@ -18,7 +18,7 @@ from ...launcher import Card, Launch, Pointer, output, parameter_struct
 from ...plans import plan_of
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
-from ..views.checks import check_written, not_contiguous, scattered, unseen, wrong_dtype
+from ..views.checks import check_halves_into, not_contiguous, scattered, unseen, wrong_dtype
 from ..views.half_range import LARGEST, saturated
 from ..views.rows import row_class
 
@@ -100,11 +100,6 @@ def over_rows(scale: Tensor, x: Tensor) -> Tensor:
     return scale.reshape(-1, *[1] * (x.ndim - 1))
 
 
-def check_out(x: Tensor, out: Tensor) -> None:
-    if out.shape != x.shape or out.dtype is not torch.float16:
-        raise ValueError(f"out: {out.dtype} {list(out.shape)} cannot take {list(x.shape)} as float16")
-
-
 # --------------------------------------------------------------------------------------------------------- the kernel
 
 ToHalfParams = parameter_struct(
@@ -138,9 +133,7 @@ def validate(call: Call) -> None:
     x, scale, *rest = call.operands
     if scale is not None:
         over_rows(scale, x)
-    for out in rest:
-        check_out(x, out)
-        check_written({"out": out}, {"x": x, "scale": scale})
+    check_halves_into(rest, x.shape, x=x, scale=scale)
 
 
 def obstacles(call: Call) -> Iterator[str]:

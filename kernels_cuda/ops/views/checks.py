@@ -114,6 +114,14 @@ def check_scale(scale: float) -> None:
         raise ValueError(f"scale is {scale}, expected a power of two that fp32 holds")
 
 
+def check_halves_into(outs: Sequence[Tensor], shape: Sequence[int], **read: Tensor | None) -> None:
+    """A place for halves of this shape that lies over nothing that is read. outs: it, or none."""
+    for out in outs:
+        if out.shape != tuple(shape) or out.dtype is not torch.float16:
+            raise ValueError(f"out: {out.dtype} {list(out.shape)} cannot take {list(shape)} as float16")
+        check_written({"out": out}, read)
+
+
 def check_written(
     written: Mapping[str, Tensor | None], read: Mapping[str, Tensor | None], itself: Collection[str] = ()
 ) -> None:

@@ -37,6 +37,10 @@ class Planes:
     batch_stride: int
     step: int
 
+    def places(self, name: str) -> dict[str, int]:
+        """The fields of a struct for an operand of this name."""
+        return {f"{name}_batch": self.batch_stride, f"{name}_step": self.step}
+
 
 def pixel_stride(sizes: Sequence[int], strides: Sequence[int]) -> int | None:
     """The distance between neighbouring pixels, if the dimensions of the image fold into one."""

@@ -30,6 +30,10 @@ class Rows:
     batch_stride: int
     row_stride: int
 
+    def places(self, name: str) -> dict[str, int]:
+        """The fields of a struct for an operand of this name."""
+        return {f"{name}_batch": self.batch_stride, f"{name}_row": self.row_stride}
+
 
 @dataclass(frozen=True)
 class SharedRow:
@@ -38,6 +42,10 @@ class SharedRow:
     batch_stride: int
     frame_stride: int
     tokens_per_frame: int
+
+    def places(self, name: str) -> dict[str, int]:
+        """The fields of a struct for an operand of this name."""
+        return {f"{name}_batch": self.batch_stride, f"{name}_frame": self.frame_stride}
 
 
 def rows(t: Tensor) -> Rows | str:
@@ -117,6 +125,14 @@ def shared_row(t: Tensor | None, like: Rows, name: str) -> SharedRow | str | Non
         return f"{name}: elements of a row are {view.stride(-1)} apart, not adjacent"
     run = tokens_per_frame(like.tokens, view.shape[1], name)
     return SharedRow(view.stride(0) if view.shape[0] > 1 else 0, view.stride(1) if view.shape[1] > 1 else 0, run)
+
+
+def shared_view(t: Tensor | None, like: Rows, name: str) -> SharedRow:
+    """`shared_row` of an operand that is known to have one; of an absent one, strides of 0."""
+    view = shared_row(t, like, name) or SharedRow(0, 0, like.tokens)
+    if isinstance(view, str):
+        raise ValueError(view)
+    return view
 
 
 def spread(t: Tensor, tokens: int, batches: int, d: int, name: str) -> Tensor:
