@@ -8,12 +8,12 @@ Skipped only where the compiler's wheels are missing; tests/requirements.txt nam
 from __future__ import annotations
 
 import ctypes
-import importlib
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import FunctionType
 
 import pytest
 
@@ -34,7 +34,6 @@ from fusestream.kernels_cuda.launcher import pointer_count
 from fusestream.kernels_cuda.ops.attention import attention
 from fusestream.kernels_cuda.ops.matmul import linear, linear_int8
 from fusestream.kernels_cuda.ops.norm import group_norm
-from fusestream.kernels_cuda.registry import Op
 
 ROOT = Path(__file__).resolve().parents[3]
 SMALL_UNITS = ("gated_residual", "to_half")
@@ -91,13 +90,15 @@ def test_every_kernel_the_code_can_launch_is_in_every_variant(built):
 
 @needs_compiler
 def test_parameter_structs_match_their_twins(built):
-    """sizeof in Python and in C++, for every kernel: found through the op module's struct of the same name."""
+    """sizeof in Python and in C++, for every kernel: among the structs of the plan's module and of those it calls."""
     for op in OPS.values():
-        if op.reference.__module__ == Op.__module__:
-            continue  # derived by `Op.into`: it launches the kernels of the op that it is derived from
-        module = importlib.import_module(op.reference.__module__)
-        # Beside the op's own those of a module for a unit that has no op.
+        module = sys.modules[op.candidates[0].plan.__module__]
+        # Beside the op's own those of a module for a unit that has no op, and those whose plan several ops have.
         parts = [part for part in vars(module).values() if getattr(part, "UNIT", None) in op.kernels]
+        called = {
+            getattr(value, "__module__", "") for value in vars(module).values() if isinstance(value, FunctionType)
+        }
+        parts += [sys.modules[name] for name in called if name.rpartition(".")[0] == module.__package__]
         classes = [value for part in (module, *parts) for value in vars(part).values() if isinstance(value, type)]
         structs = [value for value in classes if issubclass(value, ctypes.Structure)]
         sizes = {ctypes.sizeof(struct) for struct in structs}
