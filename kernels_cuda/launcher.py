@@ -168,14 +168,20 @@ class Launch:
         self.device = kernel.card.index
         self.what = what
 
-    def filler(self, places: Mapping[str, int]) -> Callable[[Sequence[Any]], None]:
-        """What writes these pointers, of the tensors at these places of what it is called with. The others stay null."""
+    def filler(self, places: Mapping[str, int], behind: Mapping[str, int]) -> Callable[[Sequence[Any]], None]:
+        """What writes these pointers, of the tensors at these places of what it is called with. The others stay null.
+
+        behind  bytes that some of them point behind the start of their tensor
+        """
         names = [name for name, kind, *_ in self.params._fields_ if kind is Pointer]
         unknown = places.keys() - set(names)
         if unknown:
             raise KernelError(f"{self.what}: {type(self.params).__name__} has no pointer {', '.join(sorted(unknown))}")
         put = struct.Struct("=" + "".join("Q" if name in places else "8x" for name in names)).pack_into
         order, params = [places[name] for name in names if name in places], self.params
+        if behind:
+            moved = [(places[name], behind.get(name, 0)) for name in names if name in places]
+            return lambda tensors: put(params, 0, *[tensors[i].data_ptr() + by for i, by in moved])
         if 0 < len(order) <= len(_FILLERS):
             return _FILLERS[len(order) - 1](put, params, *order)
         return lambda tensors: put(params, 0, *[tensors[i].data_ptr() for i in order])

@@ -25,15 +25,17 @@ def plan_of(
     tensors: Tensors,
     *,
     scratch: Mapping[str, Maker] | None = None,
+    behind: Mapping[str, tuple[str, int]] | None = None,
     **results: Maker,
 ) -> Plan:
     """A plan that makes its results, launches all of these in turn and returns the results.
 
-    launches  with the same pointers each; none where there is nothing to compute
+    launches  with the same pointers each, which are written once where they share a struct; none where there is nothing to compute
     names     pointers of the struct in the order of the call's tensors; `x=out` is both, where a tensor is written in place, and
               `-` is none. There may be more than tensors, and fewer
     tensors   the call's own: what is None stays null
     scratch   makers of memory that is not returned, by their pointers
+    behind    pointers into memory that another one points to the start of: that one's name, and bytes between them
     results   makers of what is returned, by their pointers; a result among the operands is written where that lies
     """
     launches = launches if isinstance(launches, Sequence) else [launches]
@@ -44,7 +46,9 @@ def plan_of(
     present = {name: i for i, name in enumerate(given) if tensors[i] is not None}
     places = {pointer: i for name, i in present.items() for pointer in name.split("=") if pointer != "-"}
     places |= {name: i for i, (name, _) in enumerate(made, len(tensors))}
-    fills = [launch.filler(places) for launch in {id(launch.params): launch for launch in launches}.values()]
+    places |= {name: places[start] for name, (start, _) in (behind or {}).items()}
+    moved = {name: size for name, (_, size) in (behind or {}).items()}
+    fills = [launch.filler(places, moved) for launch in {id(launch.params): launch for launch in launches}.values()]
     sends = [launch.send for launch in launches]
     makers = [maker for _, maker in made]
     if len(sends) == 1 and len(makers) <= 1:

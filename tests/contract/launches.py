@@ -39,11 +39,11 @@ POLICIES = [KernelPolicy.of("on", precision=precision) for precision in ("precis
 
 
 class RecordedKernel(Kernel):
-    """A kernel whose struct is remembered by its address, which is all that the driver is given."""
+    """A kernel whose structs are remembered by their addresses, which are all that the driver is given of them."""
 
     def prepare(self, params: ctypes.Structure, **fixed: Any) -> Any:
         self.facts["parameters"] = ctypes.sizeof(params)
-        self.card.prepared[ctypes.addressof(params)] = self, params
+        self.card.structs[ctypes.addressof(params)] = params  # type: ignore[attr-defined]
         return super().prepare(params, **fixed)
 
 
@@ -55,7 +55,8 @@ class Recorder:
     def __init__(self, capability: tuple[int, int]) -> None:
         self.capability, self.multiprocessors = capability, CARDS[capability]
         self.calls = self
-        self.prepared: dict[int, tuple[Kernel, ctypes.Structure]] = {}
+        self.structs: dict[int, ctypes.Structure] = {}
+        self.kernels: list[Kernel] = []  # by their handles, from 1 on
         self.memory = Memory()
         self.launched: list[tuple[str, str]] = []  # in few words, and in full
         self.known = {(unit, name) for op in OPS.values() for unit, names in op.kernels.items() for name in names}
@@ -70,7 +71,9 @@ class Recorder:
 
     def kernel(self, unit: str, name: str) -> Kernel:
         assert (unit, name) in self.known, f"no op has a kernel {name} of {unit}"
-        return RecordedKernel(self, unit, name, ctypes.c_void_p(1), {}, cut_of(unit, name), waits=True)  # type: ignore[arg-type]
+        handle = ctypes.c_void_p(len(self.kernels) + 1)
+        self.kernels.append(RecordedKernel(self, unit, name, handle, {}, cut_of(unit, name), waits=True))  # type: ignore[arg-type]
+        return self.kernels[-1]
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
@@ -87,9 +90,9 @@ class Recorder:
     def check(self, status: int, *_: object) -> None:
         assert status == 0
 
-    def launch_kernel(self, config: Any, _function: object, slots: Any, _: object) -> int:
+    def launch_kernel(self, config: Any, function: ctypes.c_void_p, slots: Any, _: object) -> int:
         config = config._obj
-        kernel, params = self.prepared[slots[0]]
+        kernel, params = self.kernels[(function.value or 0) - 1], self.structs[slots[0]]
         grid, block = f"{config.grid_x}x{config.grid_y}x{config.grid_z}", config.block_x
         more = f" shared {config.shared_bytes}" * (config.shared_bytes > 0) + " ahead" * config.attribute_count
         fields = [

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from ...call import Call, Options, Plan, Tensors, by_name, round_up
 from ...launcher import Card, Pointer, output, parameter_struct
-from ...plans import strides
+from ...plans import plan_of, strides
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
 from ..views.checks import check_eps, check_one_of, word, wrong_dtype
@@ -267,29 +267,27 @@ def plan(call: Call, card: Card, _tactic: object) -> Plan:
     chunks = -(-t // chunk) - (1 if o.causal else 0)
     first = o.shift // QUERIES * QUERIES if o.causal else 0
     is_elu = o.feature_map == "elu"
-    params = {
-        "q_length": s,
-        "k_length": t,
-        "heads": h,
-        "key_heads": key_heads,
-        "heads_per_key_head": h // key_heads,
-        "m": m,
-        "chunk": chunk,
-        "chunks": chunks,
-        "first": first,
-        "is_causal": o.causal,
-        "is_relu": not is_elu,
-        "offset": 1.0 if is_elu else o.eps,
-        "root": math.sqrt(o.scale) * LOG2_E if o.features is not None else 1.0,
-        "square": o.square * LOG2_E,
+    params = LinearAttentionParams(
+        q_length=s,
+        k_length=t,
+        heads=h,
+        key_heads=key_heads,
+        heads_per_key_head=h // key_heads,
+        m=m,
+        chunk=chunk,
+        chunks=chunks,
+        first=first,
+        is_causal=o.causal,
+        is_relu=not is_elu,
+        offset=1.0 if is_elu else o.eps,
+        root=math.sqrt(o.scale) * LOG2_E if o.features is not None else 1.0,
+        square=o.square * LOG2_E,
         **strides("batch token head", q=o.q, k=o.k, v=o.v),
-    }
+    )
     positions = t - first if o.causal else s
     apply_kernel = f"linear_attention_apply_{d}{'_causal' if o.causal else ending}"
     launches = [
-        card.kernel("linear_attention", name).prepare(
-            LinearAttentionParams(**params), grid=grid, block=block, shape=call.describe()
-        )
+        card.kernel("linear_attention", name).prepare(params, grid=grid, block=block, shape=call.describe())
         for name, grid, block in (
             (states.name, (chunks * blocks, key_heads, b), 32 * warps),
             (f"linear_attention_merge_{d}", (m // (MERGE_THREADS // 32), key_heads, b), MERGE_THREADS),
@@ -298,28 +296,12 @@ def plan(call: Call, card: Card, _tactic: object) -> Plan:
         if chunks or name == apply_kernel
     ]
     parts, kept = b * key_heads * chunks * m, b * key_heads * (chunks if o.causal else 1) * m
-    new_floats = output((parts * (d + 2) + kept,), torch.float32, card.index)
-    new_means = output((kept * d,), torch.float16, card.index)
-
-    def run(q: Tensor, k: Tensor, v: Tensor, features: Tensor | None) -> Tensor:
-        out, floats, means = new_out(), new_floats(), new_means()
-        at = floats.data_ptr()
-        pointers = (
-            q.data_ptr(),
-            k.data_ptr(),
-            v.data_ptr(),
-            0 if features is None else features.data_ptr(),
-            out.data_ptr(),
-            at,
-            at + 4 * parts * d,
-            means.data_ptr(),
-            at + 4 * parts * (d + 2),
-        )
-        for launch in launches:
-            launch(*pointers)
-        return out
-
-    return run
+    scratch = {
+        "parts": output((parts * (d + 2) + kept,), torch.float32, card.index),
+        "means": output((kept * d,), torch.float16, card.index),
+    }
+    behind = {"totals": ("parts", 4 * parts * d), "sizes": ("parts", 4 * parts * (d + 2))}
+    return plan_of(launches, "q k v features", call.tensors, scratch=scratch, behind=behind, out=new_out)
 
 
 def chunk_of(tokens: int, wanted: int) -> int:

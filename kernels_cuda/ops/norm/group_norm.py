@@ -7,7 +7,7 @@ The maths, the layouts and the access patterns stand at the head of src/group_no
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from ctypes import c_float, c_int, c_int64
+from ctypes import Structure, c_float, c_int, c_int64
 from dataclasses import dataclass
 from typing import Any
 
@@ -253,11 +253,8 @@ def plan(call: Call, card: Card, tactic: str | None = None) -> Plan:
         return lambda *_: new_out()
     tactic = tactic or _ways(call, card.multiprocessors)[0]
     cut = Cut.of(x, groups, card.multiprocessors)
-    params = cut.params | {
-        "eps": eps,
-        "activation": ACTIVATIONS[act],
-        **floats(weight=weight, bias=bias),
-    }
+    fields = {"eps": eps, "activation": ACTIVATIONS[act], **floats(weight=weight, bias=bias)}
+    params = GroupNormParams(**cut.params, **fields)
     parts, coefficients = cut.parts, cut.view.batches * cut.view.channels
     layout, end = cut.view.layout, cut.end
     kernels = {f"{layout}_stats{end}": cut.stats, "merge": cut.merge, f"{layout}_apply{end}": cut.apply}
@@ -269,7 +266,7 @@ def plan(call: Call, card: Card, tactic: str | None = None) -> Plan:
         once = Once.of(x, groups)
         assert once is not None
         kernels, parts, coefficients = {f"once_{once.width}": (cut.view.batches * groups, once.threads)}, 0, 0
-        params |= {"lanes": once.across}
+        params.lanes = once.across
     # The first waits for all that was launched before this call; each behind it for the one before, in its own code.
     launches = [
         _prepared(call, card, name, params, *size, ahead=tactic in (AHEAD, JOINED_AHEAD) and place > 0)
@@ -278,25 +275,9 @@ def plan(call: Call, card: Card, tactic: str | None = None) -> Plan:
     if tactic == ONCE:
         return plan_of(launches, "x weight bias", call.tensors, out=new_out)
     # Two floats each: for every part, and behind them for every channel of every batch.
-    new_workspace = output((2 * (parts + coefficients),), torch.float32, card.index)
-
-    def run(x: Tensor, weight: Tensor | None, bias: Tensor | None, moments: Tensor | None) -> Tensor:
-        out, workspace = new_out(), new_workspace()
-        room = workspace.data_ptr()
-        pointers = (
-            x.data_ptr(),
-            0 if weight is None else weight.data_ptr(),
-            0 if bias is None else bias.data_ptr(),
-            room,
-            room + 8 * parts,
-            out.data_ptr(),
-            0 if moments is None else moments.data_ptr(),
-        )
-        for launch in launches:
-            launch(*pointers)
-        return out
-
-    return run
+    scratch = {"parts": output((2 * (parts + coefficients),), torch.float32, card.index)}
+    behind = {"coefficients": ("parts", 8 * parts)}
+    return plan_of(launches, "x weight bias given", call.tensors, scratch=scratch, behind=behind, out=new_out)
 
 
 def plan_moments(call: Call, card: Card, _tactic: object) -> Plan:
@@ -305,18 +286,19 @@ def plan_moments(call: Call, card: Card, _tactic: object) -> Plan:
     groups = call.options[0]
     cut = Cut.of(x, groups, card.multiprocessors)
     new_out = output((cut.view.batches, groups, 2), torch.float32, card.index)
-    stats = _prepared(call, card, f"{cut.view.layout}_stats{cut.end}", cut.params, *cut.stats)
-    join = _prepared(call, card, "moments", cut.params, *cut.merge)
+    params = GroupNormParams(**cut.params)
+    stats = _prepared(call, card, f"{cut.view.layout}_stats{cut.end}", params, *cut.stats)
+    join = _prepared(call, card, "moments", params, *cut.merge)
     parts = output((2 * cut.parts,), torch.float32, card.index)
     return plan_of((stats, join), "x", call.tensors, scratch={"parts": parts}, out=new_out)
 
 
 def _prepared(
-    call: Call, card: Card, name: str, params: dict[str, Any], blocks: int, threads: int, ahead: bool = False
+    call: Call, card: Card, name: str, params: Structure, blocks: int, threads: int, ahead: bool = False
 ) -> Launch:
     kernel = card.kernel(UNIT, f"group_norm_{name}")
     grid, shape = (blocks, 1, 1), call.describe()
-    return kernel.prepare(GroupNormParams(**params), grid=grid, block=threads, shape=shape, ahead=ahead)
+    return kernel.prepare(params, grid=grid, block=threads, shape=shape, ahead=ahead)
 
 
 def shape_class(call: Call) -> str:

@@ -128,7 +128,7 @@ class Recorded:
         self.params, self.grid = params, grid
         return self
 
-    def filler(self, places):
+    def filler(self, places, behind):
         assert places.keys() == {"x", "weight", "out"}
 
     def send(self):

@@ -228,7 +228,7 @@ class Recorded:
         self.params, self.grid, self.block = params, grid, block
         return self
 
-    def filler(self, places):
+    def filler(self, places, behind):
         names = [name for name, kind in self.params._fields_ if kind is Pointer]
 
         def fill(tensors):

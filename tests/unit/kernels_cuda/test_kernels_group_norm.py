@@ -104,7 +104,7 @@ class FakeKernel:
         self.asked.append((self.name, grid[0], block, ahead))
         return self
 
-    def filler(self, places):
+    def filler(self, places, behind):
         pass
 
     def send(self):

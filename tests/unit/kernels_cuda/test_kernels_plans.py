@@ -95,6 +95,13 @@ def test_several_launches_have_the_same_pointers(card: Card, shared: bool) -> No
     assert plan(x) is out and card.seen == [at(x, None, None, sums, out)] * 3
 
 
+def test_one_allocation_has_several_pointers(card: Card) -> None:
+    x, sums, out = some(3)
+    behind = {"bias": ("sums", 8), "weight": ("x", 4)}
+    plan_of(card.launch(), "x", (x,), scratch={"sums": lambda: sums}, behind=behind, out=lambda: out)(x)
+    assert card.seen == [[x.data_ptr(), x.data_ptr() + 4, sums.data_ptr() + 8, *at(sums, out)]]
+
+
 def test_several_results_are_a_tuple_and_nothing_is_launched_of_nothing(card: Card) -> None:
     x, sums, out = some(3)
     assert plan_of(card.launch(), "x", (x,), sums=lambda: sums, out=lambda: out)(x) == (sums, out)
