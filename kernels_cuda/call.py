@@ -114,7 +114,7 @@ class Tunable(Protocol):
 def by_name(
     of: Callable[[Tensors, Options], Named], count: int, run: Callable[[Named], Result]
 ) -> Callable[..., Result]:
-    """What an op calls with `count` tensors and then options, of a function that takes them by name, as `of` makes them."""
+    """`run` as an op calls it: with `count` tensors and then options, which `of` gives their names."""
     return lambda *given: run(of(given[:count], given[count:]))
 
 

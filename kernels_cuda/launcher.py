@@ -59,7 +59,10 @@ _empty_strided: Callable[..., torch.Tensor] | None = getattr(
 
 
 def parameter_struct(name: str, *groups: tuple[type, str]) -> type[ctypes.Structure]:
-    """A parameter struct: (type, "names of that type") in the order of its C++ twin, pointers first. It takes no other names."""
+    """A parameter struct: (type, "names of that type") in the order of its C++ twin, pointers first.
+
+    It takes no other names: ctypes alone would keep them beside the struct, unseen by the kernel.
+    """
     fields = [(field, kind) for kind, names in groups for field in names.split()]
     return type(name, (ctypes.Structure,), {"_fields_": fields, "__slots__": ()})
 
@@ -73,8 +76,8 @@ def pointer_count(params: type[ctypes.Structure]) -> int:
     return count
 
 
-# Writers of so many pointers at once, each of the tensor at a place of a call: unrolled, because a loop or a star would take
-# longer at every call than all that they save. `put` packs them into the struct.
+# Writers of one to eight pointers, each of the tensor at a place of a call; `put` packs them into the
+# struct. Unrolled, because a loop or a star would cost a quarter of a plan's time at every call.
 # fmt: off
 _FILLERS: tuple[Callable[..., Callable[[Any], None]], ...] = (
     lambda put, s, a: lambda t: put(
@@ -169,7 +172,7 @@ class Launch:
         self.what = what
 
     def filler(self, places: Mapping[str, int], behind: Mapping[str, int]) -> Callable[[Sequence[Any]], None]:
-        """What writes these pointers, of the tensors at these places of what it is called with. The others stay null.
+        """A writer of these pointers, from the tensors at these places. The others stay null.
 
         behind  bytes that some of them point behind the start of their tensor
         """

@@ -30,13 +30,15 @@ def plan_of(
 ) -> Plan:
     """A plan that makes its results, launches all of these in turn and returns the results.
 
-    launches  with the same pointers each, which are written once where they share a struct; none where there is nothing to compute
-    names     pointers of the struct in the order of the call's tensors; `x=out` is both, where a tensor is written in place, and
-              `-` is none. There may be more than tensors, and fewer
-    tensors   the call's own: what is None stays null
+    launches  with the same pointers each, which are written once where they share a struct;
+              none where there is nothing to compute
+    names     pointers of the struct in the order of the call's tensors. `x=out` is both, where a
+              tensor is written in place; `-` is none. There may be more than tensors, and fewer
+    tensors   the call's own: the pointer of an absent one stays null
     scratch   makers of memory that is not returned, by their pointers
-    behind    pointers into memory that another one points to the start of: that one's name, and bytes between them
-    results   makers of what is returned, by their pointers; a result among the operands is written where that lies
+    behind    pointers into memory whose start another pointer has: its name, and bytes between
+    results   makers of what is returned, by their pointers. A result among the operands is
+              written where that lies
     """
     launches = launches if isinstance(launches, Sequence) else [launches]
     given = names.split()[: len(tensors)]
@@ -85,7 +87,7 @@ def _short(fill: Callable[[Tensors], None], send: Callable[[], None], make: Make
     return run
 
 
-# -------------------------------------------------------------------------------- fields of a struct, by operands' names
+# ------------------------------------------------------------ fields of a struct, by operands' names
 
 
 def floats(**tensors: Tensor | None) -> dict[str, bool]:

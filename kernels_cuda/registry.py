@@ -285,7 +285,7 @@ class Op:
 
 
 def overwriting(make: Callable[..., Any], count: int = 1) -> Callable[..., None]:
-    """What writes the results of `make` over the first `count` operands, those that are there, instead of returning them."""
+    """`make`, whose results are written over the first `count` operands that are there."""
 
     def run(*arguments: Any) -> None:
         made = make(*arguments)

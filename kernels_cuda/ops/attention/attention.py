@@ -246,7 +246,7 @@ def _asked(o: Operands) -> str:
     return "" if o.plain else "_listed" if o.whole_blocks else "_general"
 
 
-# The pointers of a call's tensors, in its order; of `{}` a mask of bool is `mask`, another one `bias`.
+# The pointers of a call's tensors, in its order. `{}` is `mask` of a mask of bool, `bias` of another.
 POINTERS = "q k v {} key_lengths relative block_list block_counts tail_k tail_v visited"
 
 
@@ -290,7 +290,7 @@ def _pointers(o: Operands) -> str:
 
 
 def _in_8_bits(call: Call, card: Card, tactic: Tactic, all_heads: int) -> Callable[..., None]:
-    """As `_launch`, of queries and keys that are rounded first: takes the output and the operands."""
+    """As `_launch`, with queries and keys that are rounded first. Takes the output and operands."""
     o = Operands.of(call.tensors, call.options)
     convert = int8_heads.plan(card, o, call.describe())
     scaled = o.q, o.k, None if o.tail is None else o.tail.k  # scales are there where these are
@@ -348,7 +348,7 @@ def _of_8_bits(o: Operands) -> dict[str, Any]:
 
 
 def _of_lists(o: Operands) -> dict[str, Any]:
-    """Sizes and strides of a block list and its tail. What is one for all batch rows or heads has the stride 0."""
+    """Sizes and strides of a block list and its tail: 0 where one serves all batch rows or heads."""
     if o.blocks is None:
         return {}
     keys, counts, rows, size = o.blocks

@@ -177,7 +177,7 @@ def obstacles(call: Call) -> Iterator[str]:
 
 
 def picture_obstacles(x: Tensor, weight: Tensor, bias: Tensor | None, shape: Sequence[int]) -> Iterator[str]:
-    """Where x, the weight that a kernel reads and the bias may not lie, and results that are too large."""
+    """Places of x, of the weight that is read and of the bias that do not serve; too large results."""
     yield from image_obstacles(x=x)
     yield from weight_obstacles(weight)
     yield from bias_obstacles(bias)
@@ -260,7 +260,7 @@ def convolving(
     names   the pointers of the call's tensors, the first of which is x, and the third the bias
     shape   of the result: [b, n, t, h, w] or [b, n, h, w]
     fields  of the struct, but for what follows from these and from where x lies
-    phases  4 where x is upsampled: of the odd and even rows and columns of the result, each a convolution of its own
+    phases  4 where x is upsampled: odd and even rows and columns of the result, each a convolution
     """
     x, _, bias, *_ = call.operands
     b, n, *frames, height, width = shape
@@ -290,7 +290,7 @@ def convolving(
 
 
 def widened_place(t: Tensor) -> Tensor:
-    """t, or if its channels are no multiple of 8 where `widened` will put them: nothing is copied."""
+    """t, or if its channels are no multiple of 8 what `widened` will make of it, without numbers."""
     return widened(t.to("meta")) if t.shape[1] % PACK else t
 
 

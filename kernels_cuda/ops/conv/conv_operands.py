@@ -11,6 +11,7 @@ from torch.nn import functional
 from ...call import Call, Options, Tensors
 from ..matmul.linear_operands import ACTIVATIONS, activate
 from ..views.checks import check_one_of, check_result, check_vector
+from ..views.half_range import in_type
 
 Padding = tuple[int, int, int, int]  # left, right, top, bottom
 
@@ -111,10 +112,8 @@ def _all_frames(o: Operands, x: Tensor, cache: Tensor | None) -> Tensor:
 def compute(o: Operands) -> Tensor:
     """The oracle, in fp32 or, for float64 inputs, in float64."""
     wide = torch.promote_types(o.x.dtype, torch.float32)
-    x, weight, bias, cache, residual = (
-        None if t is None else t.to(wide) for t in (o.x, o.weight, o.bias, o.cache, o.residual)
-    )
-    assert x is not None and weight is not None
+    x, weight, bias, cache, residual = in_type(wide, o.x, o.weight, o.bias, o.cache, o.residual)
+    value: Tensor
     if not o.x.numel() or not o.weight.numel():
         value = x.new_zeros(o.shape)
         value = value if bias is None else value + bias.reshape(-1, 1, 1, 1)

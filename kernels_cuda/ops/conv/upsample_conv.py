@@ -110,7 +110,7 @@ def validate(call: Call) -> None:
 
 
 def check_rest(call: Call) -> None:
-    """What is checked where the pixels go with the weight: activation, bias and the folded weight."""
+    """Check activation, bias and the folded weight, where the pixels go with the weight."""
     _, weight, bias, folded = call.operands
     check_one_of("activation", call.options[0], ACTIVATIONS)
     n, c = weight.shape[:2]
@@ -151,7 +151,7 @@ def plan(call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
 
 
 def upsampling(call: Call, card: Card, unit: str, name: str, **fields: int) -> Plan:
-    """The plan of this kernel: each of the result's phases is one tap further up and left, or not."""
+    """The plan of this kernel, which begins a pixel further up and left: of odd rows and columns."""
     x, weight, *_ = call.operands
     activation = ACTIVATIONS.index(call.options[0])
     fields |= {"height": x.shape[2], "width": x.shape[3], "top": 1, "left": 1, "activation": activation, **ONE_FRAME}

@@ -63,7 +63,7 @@ class Cut:
         return -(-m // self.rows) * -(-n // self.out_columns(paired))
 
     def cost(self, m: int, n: int, paired: bool, multiprocessors: int) -> int:
-        """Rounds of blocks over the card, by the rows of warps that a multiprocessor works through."""
+        """Rows of warps that a multiprocessor works through, in rounds of blocks over the card."""
         rounds, left = divmod(self.tiles(m, n, paired), multiprocessors * self.resident)
         last = -(-left // multiprocessors) * self.warps
         # With fewer than four warps some of a multiprocessor's quarters have nothing to do.

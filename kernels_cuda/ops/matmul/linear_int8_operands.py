@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from ..quant.rotation import GROUPS, check_rotation
 from ..quant.rows_to_int8 import reference as rounded_exactly
 from ..quant.rows_to_int8 import stock as rounded_by_stock
 from ..views.checks import word
+from ..views.half_range import in_type
 from .linear_operands import Operands, activate, check_operands, combine
 
 LEAST_ROWS = 32  # of torch's product of 8-bit matrices on a card: fewer are filled up
@@ -41,8 +42,8 @@ class Int8Operands:
     def of(op: str, tensors: Tensors, options: Options) -> Int8Operands:
         written = op == "linear_int8_"
         out = tensors[0] if written else None
-        x, x_scale, weight, weight_scale, bias, residual, gate = tensors[1:] if written else tensors
-        assert x is not None and weight is not None and weight_scale is not None
+        given = cast(tuple[Any, ...], tensors[1:] if written else tensors)
+        x, x_scale, weight, weight_scale, bias, residual, gate = given
         activation, scale, saturate, rotation = options[:4]
         dtype = residual.dtype if residual is not None else torch.float16 if x_scale is not None else x.dtype
         dtype = out.dtype if out is not None else options[4] or dtype
@@ -86,12 +87,11 @@ def compute(o: Int8Operands) -> Tensor:
     """The oracle: exact sums, and from there on fp32, or float64 where that is asked for."""
     p = o.plain
     wide = torch.float64 if p.out_dtype is torch.float64 else torch.float32
-    x8, x_scale = (p.x, o.x_scale) if o.x_scale is not None else rounded_exactly(p.x, o.rotation)
-    assert x_scale is not None
+    x8, x_scale = rounded_exactly(p.x, o.rotation) if o.x_scale is None else (p.x, o.x_scale)
     # float64 holds every sum of fewer than 2^39 such products: whatever order they are added in, they are exact.
     sums = (x8.double() @ p.weight.double().t()).to(wide)
     value = sums * (x_scale.to(wide)[..., None] * (o.column_scale.to(wide) * p.scale))
-    bias, residual, gate = (None if t is None else t.to(wide) for t in (p.bias, p.residual, p.gate))
+    bias, residual, gate = in_type(wide, p.bias, p.residual, p.gate)
     if bias is not None:
         value = value + bias
     asked = replace(p, x=value, residual=residual, gate=gate)
@@ -112,8 +112,7 @@ def product(x8: Tensor, weight: Tensor) -> Tensor:
 def stock_compute(o: Int8Operands) -> Tensor:
     """Rows rounded, the product, its scales and then one operation after the other, in the type of the result."""
     p = o.plain
-    x8, x_scale = (p.x, o.x_scale) if o.x_scale is not None else rounded_by_stock(p.x, o.rotation)
-    assert x_scale is not None
+    x8, x_scale = rounded_by_stock(p.x, o.rotation) if o.x_scale is None else (p.x, o.x_scale)
     flat, scales = x8.reshape(-1, p.k).contiguous(), x_scale.reshape(-1, 1)
     sums = product(flat, p.weight)
     rows = max(SCALED_BYTES // max(4 * p.n, 1), 1)

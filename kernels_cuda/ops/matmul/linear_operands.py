@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch.nn import functional
 
 from ...call import Call, Options, Tensors
 from ..views.checks import check_one_of, check_result, check_shape, check_vector, check_written
-from ..views.half_range import kept
+from ..views.half_range import in_type, kept
 from ..views.rows import batch_sizes, check_frames, spread
 
 ACTIVATIONS = ("none", "gelu", "gelu_tanh", "silu", "relu")  # enum Activation
@@ -39,8 +40,7 @@ class Operands:
     @staticmethod
     def of(op: str, tensors: Tensors, options: Options) -> Operands:
         out = tensors[0] if op in WRITTEN else None
-        x, weight, *rest = tensors[1:] if op in WRITTEN else tensors
-        assert x is not None and weight is not None
+        x, weight, *rest = cast(tuple[Any, ...], tensors[1:] if op in WRITTEN else tensors)
         activation, scale, saturate = options[:3]
         if op in PAIRS:
             gate_weight, up = halves(weight, rest[0])
@@ -147,20 +147,14 @@ def combine(o: Operands, value: Tensor) -> Tensor:
 def compute(o: Operands) -> Tensor:
     """The oracle, in fp32 or, for float64 inputs, in float64."""
     wide = torch.promote_types(o.x.dtype, torch.float32)
-    x, weight, up, bias, residual, gate = (
-        None if t is None else t.to(wide) for t in (o.x, o.weight, o.up, o.bias, o.residual, o.gate)
-    )
-    assert x is not None and weight is not None
+    x, weight, up, bias, residual, gate = in_type(wide, o.x, o.weight, o.up, o.bias, o.residual, o.gate)
     value = (x @ weight.t()) * (1.0 if o.paired else o.scale)
     if bias is not None:
         value = value + bias
     value = activate(value, o.activation)
     if up is not None:
         value = value * (x @ up.t()) * o.scale
-    asked = Operands(
-        x, weight, None, None, residual, gate, o.activation, o.scale, o.saturate, o.out_dtype, None, o.paired
-    )
-    return combine(asked, value).contiguous()
+    return combine(replace(o, residual=residual, gate=gate), value).contiguous()
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None, scale: float) -> Tensor:

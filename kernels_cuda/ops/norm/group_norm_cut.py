@@ -1,6 +1,6 @@
-"""How group_norm deals a picture to blocks of threads: chunks, lanes and teams, by its shape and the card's size.
+"""The cut of group_norm: chunks, lanes and teams of threads, by a picture's shape and the card's size.
 
-What the kernels do with them stands at the head of src/group_norm.cu.
+The head of src/group_norm.cu says what the kernels do with them.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from ...plans import plan_of
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
 from ..views.checks import mixed_dtypes, not_contiguous, unseen, wrong_dtype, wrong_output
+from ..views.half_range import in_type
 from ..views.rows import (
     MOST_ROWS,
     SharedRow,
@@ -110,7 +111,7 @@ def stock(
     x: Tensor, scale: Maybe, shift: Maybe, weight: Maybe, bias: Maybe, eps: float, kind: str, out_dtype: Dtype
 ) -> Tensor:
     """What stock runs (WanAttentionBlock.forward): the norm, then addcmul with modulation repeated over the tokens."""
-    weight, bias = (None if t is None else t.to(x.dtype) for t in (weight, bias))
+    weight, bias = in_type(x.dtype, weight, bias)
     if kind == "layer":
         value = functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
     else:

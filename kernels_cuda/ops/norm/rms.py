@@ -1,4 +1,7 @@
-"""The root mean square that references divide by, and heads in parts, as rms_rope_sums and rms_rope_keep take them."""
+"""The root mean square that references divide by; maths and checks of rms_rope_sums and rms_rope_keep.
+
+Both take heads in parts, normalise them and turn elements j and j + d/2.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ def by_its_rms(x: Tensor, eps: float, over: int | tuple[int, ...] = -1) -> Tenso
 
 
 def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [..., d] with elements j and j + d/2 turned by cos and sin [..., d/2], as fp16, which saturates."""
+    """x [..., d] turned by cos and sin [..., d/2], as fp16, which saturates."""
     low, high = x.chunk(2, -1)
     cos, sin = cos.to(x.dtype), sin.to(x.dtype)
     pair = torch.addcmul(cos * low, sin, high, value=-1), torch.addcmul(cos * high, sin, low)
@@ -44,7 +47,7 @@ def type_obstacles(weights: dict[str, Tensor], of_floats: dict[str, Tensor]) -> 
 
 
 def head_obstacles(d: int, heads: int, **tensors: Tensor) -> Iterator[str]:
-    """Heads that are too wide or too many, and tensors that cannot be read two elements at a time."""
+    """Too wide or too many heads; tensors that cannot be read two elements at a time."""
     if d % QUAD or d > WIDEST:
         yield f"heads have {d} elements, the kernel takes multiples of {QUAD} up to {WIDEST}"
     for name, t in tensors.items():

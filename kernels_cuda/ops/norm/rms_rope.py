@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from ctypes import c_float, c_int, c_int64
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from ...plans import plan_of, strides
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate, nothing, overwriting
 from ..views.checks import check_eps, check_one_of, check_written, mixed_dtypes, wrong_dtype
+from ..views.half_range import in_type
 from ..views.rows import row_classes
 from .rms import by_its_rms
 
@@ -121,8 +122,7 @@ class Operands(NamedTuple):
     @staticmethod
     def of(tensors: Sequence[Tensor | None], norm: str) -> Operands:
         """Raises ValueError for shapes that do not belong together."""
-        q, k, q_weight, k_weight, rotation, sin = tensors
-        assert q is not None
+        q, k, q_weight, k_weight, rotation, sin = cast(Sequence[Any], tensors)
         check_one_of("norm", norm, ("token", "head", "none"))
         for name, x, weight in (("q", q, q_weight), ("k", k, k_weight)):
             if x is not None and (x.ndim != 4 or x.shape[0] != q.shape[0] or x.shape[3] != q.shape[3]):
@@ -194,8 +194,8 @@ def _turn(x: Tensor, table: Table | None, interleaved: bool) -> Tensor:
     """RoPE of [b, s, h, d] in the type of the table."""
     if table is None:
         return x
-    rotation, sin = (None if t is None else t[:, : x.shape[1]].unsqueeze(2) for t in table)
-    assert rotation is not None
+    rotation = table.rotation[:, : x.shape[1]].unsqueeze(2)
+    sin = None if table.sin is None else table.sin[:, : x.shape[1]].unsqueeze(2)
     x = x.to(torch.promote_types(x.dtype, rotation.dtype))
     a, b = (x[..., 0::2], x[..., 1::2]) if interleaved else x.chunk(2, -1)
     if sin is None:
@@ -213,7 +213,7 @@ def reference(*given: Any) -> list[Tensor]:
     *tensors, eps, norm, interleaved = given
     o = Operands.of(tensors, norm)
     wide = torch.promote_types(o.q.dtype, torch.float32)
-    table = Table(*(None if t is None else t.to(wide) for t in o.table)) if o.table else None  # type: ignore[arg-type]
+    table = Table(*in_type(wide, *o.table)) if o.table else None
     out = []
     for name, x in o.streams.items():
         value, weight = x.to(wide), o.weights.get(f"{name}_weight")

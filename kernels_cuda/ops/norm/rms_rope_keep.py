@@ -93,7 +93,10 @@ def stock(*given: Any) -> Tensor:
 
 
 def _kept(o: Operands, norm: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """norm: of heads and weights of their type. A host that read where the tokens belong would wait for the device."""
+    """The queries; keys and values are written. norm: of heads and weights of their type.
+
+    The host does not read where the tokens belong, because it would wait for the device.
+    """
     places = o.at.long() + torch.arange(o.q.shape[2], device=o.at.device)
     table = [t.index_select(0, places)[:, None] for t in (o.cos, o.sin)]
     q, k, v = (_summed(x) for x in (o.q, o.k, o.v))

@@ -1,11 +1,18 @@
-"""What fp16 holds, and results that are to stay within it."""
+"""What fp16 holds, and results that are to stay within it; operands in the type of a computation."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
 LARGEST = 65504.0
+
+
+def in_type(dtype: torch.dtype, *tensors: Tensor | None) -> tuple[Any, ...]:
+    """Each of these in one type; None stays."""
+    return tuple(None if t is None else t.to(dtype) for t in tensors)
 
 
 def saturated(value: Tensor) -> Tensor:

@@ -111,7 +111,7 @@ def frames_of(t: Tensor, batches: int, d: int, name: str) -> Tensor:
 
 
 def check_frames(t: Tensor, x: Tensor, d: int, name: str) -> None:
-    """Raise ValueError for a broadcast operand that cannot be spread over x [batch, ..., any], rows of d."""
+    """Raise ValueError for a broadcast operand that cannot be spread over x's rows, to results of d."""
     batches, tokens, _ = batch_sizes(x)
     tokens_per_frame(tokens, frames_of(t, batches, d, name).shape[1], name)
 
@@ -175,7 +175,7 @@ def rows_apart(**tensors: Tensor) -> Iterator[str]:
 
 
 def head_obstacles(q: Tensor, heads: Collection[int]) -> Iterator[str]:
-    """Queries [batch, tokens, heads, d] whose heads have another width than the kernels', or that are too many for a grid."""
+    """Queries [batch, tokens, heads, d] with another width of heads, or too many for a grid."""
     b, _, h, d = q.shape
     if d not in heads:
         yield f"heads have {d} elements, the kernels serve {', '.join(map(str, heads))}"
