@@ -46,6 +46,7 @@ from .policy import ISA_CLASSES, IsaClass
 
 Pointer = ctypes.c_uint64
 Grid = tuple[int, int, int]
+Filler = Callable[[Sequence[Any]], None]
 
 DEFAULT_SHARED_LIMIT = 48 * 1024
 MAX_GRID = (2**31 - 1, 65535, 65535)
@@ -79,7 +80,7 @@ def pointer_count(params: type[ctypes.Structure]) -> int:
 # Writers of one to eight pointers, each of the tensor at a place of a call; `put` packs them into the
 # struct. Unrolled, because a loop or a star would cost a quarter of a plan's time at every call.
 # fmt: off
-_FILLERS: tuple[Callable[..., Callable[[Any], None]], ...] = (
+_FILLERS: tuple[Callable[..., Filler], ...] = (
     lambda put, s, a: lambda t: put(
         s, 0, t[a].data_ptr()),
     lambda put, s, a, b: lambda t: put(
@@ -100,6 +101,18 @@ _FILLERS: tuple[Callable[..., Callable[[Any], None]], ...] = (
         t[g].data_ptr(), t[h].data_ptr()),
 )
 # fmt: on
+
+
+def _moved(
+    fill: Filler, put: Callable[[ctypes.Structure, int], None], params: ctypes.Structure, i: int, by: int
+) -> Filler:
+    """What fills, and then writes one pointer anew, so many bytes behind the start of its tensor."""
+
+    def run(tensors: Sequence[Any]) -> None:
+        fill(tensors)
+        put(params, tensors[i].data_ptr() + by)
+
+    return run
 
 
 def _poisoned(made: torch.Tensor) -> torch.Tensor:
@@ -171,7 +184,7 @@ class Launch:
         self.device = kernel.card.index
         self.what = what
 
-    def filler(self, places: Mapping[str, int], behind: Mapping[str, int]) -> Callable[[Sequence[Any]], None]:
+    def filler(self, places: Mapping[str, int], behind: Mapping[str, int]) -> Filler:
         """A writer of these pointers, from the tensors at these places. The others stay null.
 
         behind  bytes that some of them point behind the start of their tensor
@@ -182,12 +195,13 @@ class Launch:
             raise KernelError(f"{self.what}: {type(self.params).__name__} has no pointer {', '.join(sorted(unknown))}")
         put = struct.Struct("=" + "".join("Q" if name in places else "8x" for name in names)).pack_into
         order, params = [places[name] for name in names if name in places], self.params
-        if behind:
-            moved = [(places[name], behind.get(name, 0)) for name in names if name in places]
-            return lambda tensors: put(params, 0, *[tensors[i].data_ptr() + by for i, by in moved])
         if 0 < len(order) <= len(_FILLERS):
-            return _FILLERS[len(order) - 1](put, params, *order)
-        return lambda tensors: put(params, 0, *[tensors[i].data_ptr() for i in order])
+            fill = _FILLERS[len(order) - 1](put, params, *order)
+        else:
+            fill = lambda tensors: put(params, 0, *[tensors[i].data_ptr() for i in order])  # noqa: E731
+        for name, size in behind.items():
+            fill = _moved(fill, getattr(type(params), name).__set__, params, places[name], size)
+        return fill
 
     def __call__(self, *pointers: int) -> None:
         self._pack(self.params, 0, *pointers)

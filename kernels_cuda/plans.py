@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from .call import Plan, Tensors
-from .launcher import Launch
+from .launcher import Filler, Launch
 
 Maker = Callable[[], Tensor]
+MOST_SHORT = 2  # results
 
 
 def plan_of(
@@ -53,7 +54,7 @@ def plan_of(
     fills = [launch.filler(places, moved) for launch in {id(launch.params): launch for launch in launches}.values()]
     sends = [launch.send for launch in launches]
     makers = [maker for _, maker in made]
-    if len(sends) == 1 and len(makers) <= 1:
+    if len(sends) == 1 and len(makers) == count <= MOST_SHORT:
         return _short(fills[0], sends[0], *makers)
 
     def run(*tensors: Tensor | None) -> Any:
@@ -68,8 +69,8 @@ def plan_of(
     return run
 
 
-def _short(fill: Callable[[Tensors], None], send: Callable[[], None], make: Maker | None = None) -> Plan:
-    """The usual plan, of one launch and at most one result, in the fewest steps."""
+def _short(fill: Filler, send: Callable[[], None], make: Maker | None = None, make_other: Maker | None = None) -> Plan:
+    """The usual plan, of one launch and at most two results, in the fewest steps."""
     if make is None:
 
         def into(*tensors: Tensor | None) -> None:
@@ -77,6 +78,16 @@ def _short(fill: Callable[[Tensors], None], send: Callable[[], None], make: Make
             send()
 
         return into
+
+    if make_other is not None:
+
+        def run_both(*tensors: Tensor | None) -> tuple[Tensor, Tensor]:
+            one, other = make(), make_other()
+            fill((*tensors, one, other))
+            send()
+            return one, other
+
+        return run_both
 
     def run(*tensors: Tensor | None) -> Tensor:
         out = make()

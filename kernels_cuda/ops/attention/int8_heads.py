@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from ctypes import c_int, c_int64
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ...launcher import Card, Kernel, Pointer, output, parameter_struct
-from ...plans import strides
+from ...call import Plan
+from ...launcher import Card, Launch, Pointer, output, parameter_struct
+from ...plans import plan_of, strides
 from .attention_operands import Operands, heads_in
 
 UNIT = "int8_heads"
@@ -64,8 +65,7 @@ def pieces(q: Tensor, k: Tensor) -> Iterator[tuple[slice, slice]]:
     return heads_in(-(-rounded // MOST_BYTES), heads, key_heads)
 
 
-NOTHING = (None, None)
-Converted = tuple[Int8Heads, Int8Heads, Int8Heads | tuple[None, None]]
+Converted = tuple[Any, Any, Any]  # numbers and scales of queries, keys and tail, whose are None where there is none
 Convert = Callable[[Tensor, Tensor, Tensor | None, Tensor | None], Converted]
 
 
@@ -74,44 +74,38 @@ def plan(card: Card, o: Operands, describe: str) -> Convert:
     and tail are taken less the same mean: that of all keys."""
     batch, k_tokens, k_heads, d = o.k.shape
     chunks = -(-k_tokens // CHUNK)
-    new_sums = output((batch, k_heads, chunks, d), torch.float32, card.index)
 
-    def launch(name: str, t: Tensor, blocks: int) -> Callable[..., None]:
-        kernel: Kernel = card.kernel(UNIT, f"{name}_{d}")
+    def launch(name: str, t: Tensor, blocks: int) -> Launch:
         where = strides("batch token head", x=t)
         params = Int8HeadsParams(tokens=t.shape[1], chunks=chunks, heads=t.shape[2], summed=k_tokens, **where)
         grid = (blocks, t.shape[2], t.shape[0])
-        return kernel.prepare(params, grid=grid, block=TOGETHER * pitch(d) // 8, shape=describe)
+        return card.kernel(UNIT, f"{name}_{d}").prepare(
+            params, grid=grid, block=TOGETHER * pitch(d) // 8, shape=describe
+        )
 
-    def of_keys(t: Tensor) -> tuple[Callable[..., None], Callable[[], Int8Heads]]:
+    def rounding(name: str, t: Tensor, blocks: int, scales: int, names: str, *more: Tensor | None) -> Plan:
+        _, tokens, heads, _ = t.shape
+        new_numbers = output((batch, heads, tokens, pitch(d)), torch.int8, card.index)
+        new_scales = output((batch, heads, scales), torch.float32, card.index)
+        return plan_of(launch(name, t, blocks), names, (t, *more), x8=new_numbers, scales=new_scales)
+
+    def of_keys(t: Tensor, lengths: Tensor | None) -> Plan:
         blocks = scale_count(t.shape[1], TOGETHER)
-        return launch("keys_to_int8", t, blocks), _outputs(card, t, blocks)
+        return rounding("keys_to_int8", t, blocks, blocks, "x sums lengths", t, lengths)
 
-    sums = launch("key_sums", o.k, chunks)
-    queries, new_q = launch("queries_to_int8", o.q, -(-o.q.shape[1] // TOGETHER)), _outputs(card, o.q, o.q.shape[1])
-    keys, new_k = of_keys(o.k)
-    tails, new_tail = (None, None) if o.tail is None else of_keys(o.tail.k)
+    new_sums = output((batch, k_heads, chunks, d), torch.float32, card.index)
+    sums = plan_of(launch("key_sums", o.k, chunks), "x lengths", (o.k, o.key_lengths), sums=new_sums)
+    keys = of_keys(o.k, o.key_lengths)
+    tokens = o.q.shape[1]
+    queries = rounding("queries_to_int8", o.q, -(-tokens // TOGETHER), tokens, "x")
+    tails = None if o.tail is None else of_keys(o.tail.k, None)
 
     def convert(q: Tensor, k: Tensor, lengths: Tensor | None, tail: Tensor | None) -> Converted:
-        q8, k8, added = new_q(), new_k(), new_sums()
-        at = 0 if lengths is None else lengths.data_ptr()
-        sums(k.data_ptr(), 0, 0, added.data_ptr(), at)
-        keys(k.data_ptr(), k8.numbers.data_ptr(), k8.scales.data_ptr(), added.data_ptr(), at)
-        queries(q.data_ptr(), q8.numbers.data_ptr(), q8.scales.data_ptr(), 0, 0)
-        if tail is None or tails is None or new_tail is None:
-            return q8, k8, NOTHING
-        tail8 = new_tail()
-        tails(tail.data_ptr(), tail8.numbers.data_ptr(), tail8.scales.data_ptr(), added.data_ptr(), 0)
-        return q8, k8, tail8
+        added = sums(k, lengths)
+        k8, q8 = keys(k, added, lengths), queries(q)
+        return q8, k8, (None, None) if tails is None else tails(tail, added, None)
 
     return convert
-
-
-def _outputs(card: Card, t: Tensor, scales: int) -> Callable[[], Int8Heads]:
-    batch, tokens, heads, d = t.shape
-    new_numbers = output((batch, heads, tokens, pitch(d)), torch.int8, card.index)
-    new_scales = output((batch, heads, scales), torch.float32, card.index)
-    return lambda: Int8Heads(new_numbers(), new_scales())
 
 
 # ---------------------------------------------------------------------------------------------------------- the maths

@@ -275,9 +275,9 @@ def plan(call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
         at = weight.data_ptr()
         launch(x.data_ptr(), at, at + second, 0, 0, 0, out.data_ptr())
 
-    def pair(*tensors: Any) -> Tensor:
+    def pair(x: Tensor, weight: Tensor, _: None) -> Tensor:
         out = new_out()
-        pair_into(out, *tensors)
+        pair_into(out, x, weight, None)
         return out
 
     return pair_into if into else pair
