@@ -15,7 +15,6 @@ from ..views.checks import check_shape
 
 NO_LIMIT = -1
 BITS = 32  # of a word of Tail.visited
-ALIGNED = 8  # elements: every row of q, k, v and out starts at a 16-byte boundary
 TENSORS = 11  # of a call of attention; its options follow
 
 
