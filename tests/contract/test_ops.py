@@ -96,8 +96,6 @@ def test_special_values_come_through(name: str, contract: Contract) -> None:
                 continue
             changed = like(given).copy_(given)
             values = VALUES[:3] if contract.as_stock else VALUES  # fp16 in between has less room
-            if sample.operands.get("activation") == "gelu":  # torch makes NaN of an infinity there, but of one alone
-                values = [value for value in values if value not in (torch.inf, -torch.inf)]
             value = values[int(torch.randint(len(values), ()))]
             changed[tuple(int(torch.randint(size, ())) for size in given.shape)] = value
             special = Sample.of(contract, {**sample.operands, operand: changed}, sample.seed)

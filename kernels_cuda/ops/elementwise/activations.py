@@ -109,9 +109,13 @@ def _activate(x: Tensor, kind: str) -> Tensor:
     return functional.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
 
 
+def exact_gelu(x: Tensor) -> Tensor:
+    """GELU for oracles. torch's own in fp32 makes NaN of Inf on some CPUs."""
+    return x * torch.erfc(x * -math.sqrt(0.5)) / 2
+
+
 def _activate_wide(x: Tensor, kind: str) -> Tensor:
-    """The same for the oracle. torch's own GELU in fp32 makes NaN of Inf on some CPUs."""
-    return x * torch.erfc(x * -math.sqrt(0.5)) / 2 if kind == "gelu_erf" else _activate(x, kind)
+    return exact_gelu(x) if kind == "gelu_erf" else _activate(x, kind)
 
 
 def _check_kind(kind: str) -> None:

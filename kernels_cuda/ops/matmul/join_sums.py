@@ -22,7 +22,7 @@ from ..views.parts import PARTS, check_sums, join, split
 from ..views.rows import row_classes
 from ..views.tiles import Tiles, known, packed, place_fields, tiles
 from .linear import Activation
-from .linear_operands import ACTIVATIONS, activate
+from .linear_operands import ACTIVATIONS, activate_wide
 
 
 def join_sums(
@@ -50,7 +50,7 @@ def join_sums(
 
 def reference(first: Tensor, second: Tensor | None, activation: str, scale: float, parts: bool) -> Tensor:
     """The oracle, in fp32 or, for float64 inputs, in float64."""
-    value = activate(join(first), activation)
+    value = activate_wide(join(first), activation)
     if second is not None:
         value = value * join(second)
     value = value * scale

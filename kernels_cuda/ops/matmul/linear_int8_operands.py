@@ -22,7 +22,7 @@ from ..quant.rows_to_int8 import reference as rounded_exactly
 from ..quant.rows_to_int8 import stock as rounded_by_stock
 from ..views.checks import word
 from ..views.half_range import in_type
-from .linear_operands import Operands, activate, check_operands, combine
+from .linear_operands import Operands, activate, activate_wide, check_operands, combine
 
 LEAST_ROWS = 32  # of torch's product of 8-bit matrices on a card: fewer are filled up
 PACKS = (8, 32)  # ... of which k and n are multiples, or it refuses them on some card
@@ -95,7 +95,7 @@ def compute(o: Int8Operands) -> Tensor:
     if bias is not None:
         value = value + bias
     asked = replace(p, x=value, residual=residual, gate=gate)
-    return combine(asked, activate(value, p.activation)).contiguous()
+    return combine(asked, activate_wide(value, p.activation)).contiguous()
 
 
 def product(x8: Tensor, weight: Tensor) -> Tensor:

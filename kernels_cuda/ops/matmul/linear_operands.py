@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...call import Call, Options, Tensors
+from ..elementwise.activations import exact_gelu
 from ..views.checks import check_one_of, check_result, check_shape, check_vector, check_written
 from ..views.half_range import in_type, kept
 from ..views.rows import batch_sizes, check_frames, spread
@@ -130,6 +131,11 @@ def activate(value: Tensor, kind: str) -> Tensor:
     return functional.relu(value) if kind == "relu" else value
 
 
+def activate_wide(value: Tensor, kind: str) -> Tensor:
+    """The same for the oracle."""
+    return exact_gelu(value) if kind == "gelu" else activate(value, kind)
+
+
 def combine(o: Operands, value: Tensor) -> Tensor:
     """Gate, residual and the result's type, over an activated [.., n]."""
     gate, shape = o.gate_over_rows, value.shape
@@ -151,7 +157,7 @@ def compute(o: Operands) -> Tensor:
     value = (x @ weight.t()) * (1.0 if o.paired else o.scale)
     if bias is not None:
         value = value + bias
-    value = activate(value, o.activation)
+    value = activate_wide(value, o.activation)
     if up is not None:
         value = value * (x @ up.t()) * o.scale
     return combine(replace(o, residual=residual, gate=gate), value).contiguous()
