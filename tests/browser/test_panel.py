@@ -120,6 +120,7 @@ def test_models_are_seen_and_let_go_of(front: FrontEnd, settings: dict[str, Any]
     expect(dialog.get_by_role("heading")).to_have_text("FuseStream Doctor")
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("settings", [{}])
 def test_while_a_graph_runs_a_model_waits_for_its_end(front: FrontEnd) -> None:
     load(front, steps=500)

@@ -58,6 +58,7 @@ def graph() -> dict[str, Any]:
     return workflow
 
 
+@pytest.mark.deep
 def test_before_and_while_it_samples(front: FrontEnd) -> None:
     front.page.evaluate("api => app.loadApiJson(api, 'plan')", graph())
     front.page.evaluate(LOOK, [LOADER, PLAN])

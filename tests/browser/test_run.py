@@ -63,6 +63,7 @@ def test_changed_workflow_runs_and_shows_its_video(front: FrontEnd, widgets: Can
     check_video(front, widgets.video(front.node("Save Video")))
 
 
+@pytest.mark.deep
 def test_bad_file_is_explained_and_the_next_prompt_works(front: FrontEnd, widgets: Canvas | Elements) -> None:
     loader = front.node("FuseStream Diffusion Model Loader")
     good = front.prompt()[loader]["inputs"]["model_name"]

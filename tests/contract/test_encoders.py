@@ -82,7 +82,8 @@ class Case(NamedTuple):
 
 
 def cases() -> list[Case]:
-    axes = tuple(ENCODERS), STORAGES, ("no LoRA", "LoRA"), ("least", "all", "stock's"), tuple(ALLOWED)
+    storages = STORAGES if is_thorough() else tuple(one for one in STORAGES if one not in ("bf16", "fp8_e4m3fn"))
+    axes = tuple(ENCODERS), storages, ("no LoRA", "LoRA"), ("least", "all", "stock's"), tuple(ALLOWED)
     return [
         Case(*one) for one in pairwise(axes, lambda one: one[1] in checkpoints.KINDS[ENCODERS[one[0]].file].storages)
     ]

@@ -122,7 +122,7 @@ def test_bands_make_what_the_whole_makes(files: Files, monkeypatch: pytest.Monke
         assert looks == sorted(looks) and looks[0] < looks[-1], "the less there is, the more bands"
 
 
-@pytest.mark.every_other
+@pytest.mark.deep
 @WAYS
 @SOME
 def test_half_precision_is_as_near_as_stocks(files: Files, kind: Kind, way: str) -> None:
@@ -137,7 +137,7 @@ def test_half_precision_is_as_near_as_stocks(files: Files, kind: Kind, way: str)
         assert (got.float() - want).norm() <= 1.1 * theirs
 
 
-@pytest.mark.every_other
+@pytest.mark.deep
 @SOME
 def test_each_op_can_be_switched_off(files: Files, kind: Kind) -> None:
     half, given = copy.deepcopy(files.net(kind.name)).half(), kind.given("decode", 4, 3).half()
@@ -200,6 +200,7 @@ def test_nothing_is_left_behind(files: Files, kind: Kind, way: str) -> None:
             assert live.now == out.untyped_storage().nbytes() < live.most
 
 
+@pytest.mark.deep
 @SOME
 def test_a_dropped_one_goes_without_a_garbage_collection(files: Files, kind: Kind) -> None:
     net = kind.fused(files.net(kind.name))

@@ -31,6 +31,7 @@ def asked(server: Server, workflow: Workflow, **headers: str) -> list[dict[str, 
     return found
 
 
+@pytest.mark.deep
 def test_before_and_after_a_run(server: Server, client: Client, workflow: Workflow) -> None:
     edited = streamed(workflow, BUDGET + 0.0007)  # a budget of its own: nobody else has sampled with it
     tiny.node_of(edited, "KSampler")["inputs"].update(steps=4, seed=31)

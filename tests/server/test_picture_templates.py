@@ -117,6 +117,7 @@ def test_every_part_of_the_graph_shows_in_the_picture(stocked: Server, name: str
         assert np.abs(picture(stocked, workflow)[1] - before).max() > 4
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("type_", ["auto", "the other"])
 def test_the_wrong_type_of_the_text_encoder_is_told_with_the_right_one(stocked: Server, name: str, type_: str) -> None:

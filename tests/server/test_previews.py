@@ -53,6 +53,7 @@ def test_it_is_all_latent_frames(client: Client, workflow: Workflow) -> None:
     assert found and {(one.format, one.n_frames) for one in found} == {("WEBP", LATENT_FRAMES)}
 
 
+@pytest.mark.deep
 def test_there_is_none_where_comfyui_has_none(client: Client, workflow: Workflow) -> None:
     assert previews(client, workflow, "none") == []
 

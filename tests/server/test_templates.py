@@ -84,6 +84,7 @@ def test_the_comparison_compares_kernels_on_and_off() -> None:
     assert first == second, "the same seed, steps, prompts and size"
 
 
+@pytest.mark.deep
 def test_the_comparisons_reports_say_what_ran(stocked: Server) -> None:
     """Each of its own branch, and the comparison of both."""
     workflow = twin("with_and_without")

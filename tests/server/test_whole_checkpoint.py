@@ -79,6 +79,7 @@ def test_it_makes_what_stock_makes(client: Client) -> None:
     assert run.error is None and np.abs(picture(client, run) - theirs).mean() < 1
 
 
+@pytest.mark.deep
 def test_a_part_that_is_missing_is_told_before_anything_runs(client: Client) -> None:
     with pytest.raises(Rejected) as refused:
         client.run(graph("sd15_whole_no_vae_fp16.safetensors"))

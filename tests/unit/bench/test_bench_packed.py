@@ -47,6 +47,7 @@ def test_drawn_blocks_are_numbers_of_the_spread_that_was_asked_for(kind: str) ->
     assert numbers.std() == pytest.approx(0.02, rel=0.03) and abs(numbers.mean()) < 4e-4
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize("storage", storages.GGUF)
 @pytest.mark.parametrize("model", ["wan14", "t5", "qwen3", "klein4", "z_image", "sdxl"])
 def test_a_gguf_file_is_what_the_table_says(tmp_path: Path, model: row_types.Model, storage: str) -> None:

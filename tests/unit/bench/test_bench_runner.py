@@ -226,6 +226,7 @@ def test_rows_that_do_not_fit_are_left_and_none_is_begun_that_must_be_killed(tmp
     assert not bench.left and {one["name"] for one in (*found, *later)} == {row.name for row in some}
 
 
+@pytest.mark.deep
 def test_an_interrupted_run_keeps_its_rows(tmp_path: Path, clock: Clock) -> None:
     bench = Made(tmp_path, clock)
     finish = bench.finish

@@ -111,8 +111,7 @@ def load(folder: Path, kind: str, storage: str) -> Any:
     return comfy.sd.load_diffusion_model(str(checkpoints.write(kind, folder, storage)))
 
 
-@pytest.mark.deep("flux1-fp16", "sd3-fp16", "chroma-fp16", "wan_causal*")
-@pytest.mark.every_other
+@pytest.mark.deep
 @pytest.mark.usefixtures("as_comfyui_runs", "small_ones_too")
 @pytest.mark.parametrize(("kind", "storage"), CASES)
 def test_loads_whole_and_samples(
@@ -136,6 +135,7 @@ def test_loads_whole_and_samples(
         assert distance(latents, expected) <= TOLERANCE.get(storage, FP8_TOLERANCE)
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize("kind", KINDS)
 def test_hears_the_prompt(exact: Exact, kind: str) -> None:
     for one, other in zip(exact(kind, 0), exact(kind, 1), strict=True):

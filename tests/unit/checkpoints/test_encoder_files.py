@@ -75,7 +75,7 @@ def encode(clip: Any, prompt: Any) -> Any:
     return clip.encode_from_tokens(prompt, return_pooled=True)
 
 
-@pytest.mark.deep("qwen3", "t5xxl")
+@pytest.mark.deep
 @pytest.mark.parametrize("name", ENCODERS)
 def test_encoder_loads_whole_and_reads(families_folder: Path, caplog: pytest.LogCaptureFixture, name: str) -> None:
     files, _, _, model, prompts, width, pooled_width = ENCODERS[name]
@@ -117,6 +117,7 @@ def run(clip: Any, tokens: list[int]) -> torch.Tensor:
     return states
 
 
+@pytest.mark.deep
 def test_umt5_pads_to_512_and_keeps_the_padding_out(umt5: Any) -> None:
     expected, _ = encode(umt5, FOX)
     words = sum(token != 0 for token in token_ids(umt5, FOX))
@@ -195,7 +196,7 @@ def load_tower(path: Path) -> Any:
     return model
 
 
-@pytest.mark.every_other
+@pytest.mark.deep
 @pytest.mark.parametrize("storage", SIGHT_TOLERANCE)
 @pytest.mark.parametrize("kind", SIGHTS)
 def test_picture_tower_loads_whole_and_sees(

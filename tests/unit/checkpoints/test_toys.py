@@ -55,6 +55,7 @@ def test_what_is_held_back_is_never_drawn() -> None:
         assert {getattr(scene.toys[0], part) for scene in held} <= {getattr(scene.toys[0], part) for scene in drawn}
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize(
     "frame", [SQUARE, toys.Frame(64, 64, 9), toys.Frame(168, 96, 21), toys.Frame(96, 168, 5)], ids=str
 )

@@ -158,6 +158,7 @@ def test_some_prompts_say_nothing_and_some_words_mean_nothing() -> None:
     )
 
 
+@pytest.mark.deep
 def test_the_commands_leave_what_stock_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both stages from the command line, stopped and gone on with; the files have stock's names,
     the log what was seen.

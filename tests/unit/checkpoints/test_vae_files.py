@@ -53,6 +53,7 @@ def load(kind: str, folder: Path, storage: str) -> Any:
         return comfy.sd.VAE(sd=state_dict, metadata=metadata)
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize("kind", LATENTS)
 def test_loads_whole_and_goes_there_and_back(
     families_folder: Path, caplog: pytest.LogCaptureFixture, kind: str

@@ -163,6 +163,7 @@ except SystemExit as end:
     subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
 
 
+@pytest.mark.deep
 def test_two_copies_of_the_pack_live_in_one_process():
     """Two folders in custom_nodes: the second registers under a namespace of its own."""
     script = """

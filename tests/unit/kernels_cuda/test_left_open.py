@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from bed import depth
@@ -14,6 +15,7 @@ from fusestream.kernels_cuda import unpack_soon
 PROGRAM = Path(__file__).resolve().parents[2] / "left_open.py"
 
 
+@pytest.mark.deep
 def test_the_error_is_what_is_seen_last(tmp_path: Path) -> None:
     """Torch's own code is what the copying thread is in, by every backend, when the caller dies."""
     routes = [("cpu", "host"), ("plain", "registered")]

@@ -187,6 +187,7 @@ def test_this_comfyui_computes_what_ours_stands_for(name: str) -> None:
     assert judged(SPECIMENS[name]) == [None] * len(SPECIMENS[name].dtypes)
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize(
     ("name", "mutation"),
     [

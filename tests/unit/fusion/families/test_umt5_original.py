@@ -149,6 +149,7 @@ def test_it_is_fused_as_any_umt5(headed: str, comfys: str) -> None:
         assert encoder.fusestream_policy.default == "auto"
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize("storage", ["fp8_e4m3fn", "fp8_scaled"])
 @pytest.mark.parametrize("gib", [0.0, 0.3])
 def test_fp8_files_made_from_it_load(tmp_path: Path, comfys: str, storage: str, gib: float) -> None:

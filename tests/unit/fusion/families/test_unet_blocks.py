@@ -63,6 +63,7 @@ def test_other_spellings_and_relatives() -> None:
 # -------------------------------------------------------------------------------------------------------- whole models
 
 
+@pytest.mark.every_other
 @pytest.mark.deep("9x7*", "10x12-sdxl")
 @pytest.mark.parametrize("kind", SMALL)
 @pytest.mark.parametrize("size", [(9, 7), (10, 12), (5, 8)], ids=lambda size: "x".join(map(str, size)))

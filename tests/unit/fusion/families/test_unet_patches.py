@@ -328,8 +328,7 @@ def controlled(scene: Scene, kind: str, dtype: torch.dtype) -> Scene:
     return Scene(*sides, scene.latent)
 
 
-@pytest.mark.deep("sdxl")
-@pytest.mark.every_other
+@pytest.mark.deep
 @pytest.mark.parametrize("kind", ["sd15", "sdxl"])
 def test_a_controlnet(folder: Path, kind: str, plain_of: Callable[..., torch.Tensor]) -> None:
     """Added by stock where it lies between the blocks: channels-first onto channels-last."""

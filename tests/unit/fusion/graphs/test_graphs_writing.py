@@ -254,6 +254,7 @@ def test_what_a_token_may_not_do(path: Path, recorder: TapingRecorder, monkeypat
 # ------------------------------------------------------------------------------------------------- between two tokens
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize("at", [2, FIRST - 1, FIRST, 12])
 def test_an_interrupt(path: Path, recorder: TapingRecorder, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     tokens, clip = wanted(path, recorder), load(path)

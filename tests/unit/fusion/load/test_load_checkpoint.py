@@ -139,6 +139,7 @@ def test_its_text_encoders_are_fused(folder: Path, kind: str, monkeypatch: pytes
     assert joined and all(joined)
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize("marks", [("v_pred",), ("v_pred", "ztsnr"), ()], ids=str)
 def test_what_it_predicts_is_told_as_stock_tells_it(folder: Path, marks: tuple[str, ...]) -> None:
     path = whole.write("sdxl", folder, marks=marks)

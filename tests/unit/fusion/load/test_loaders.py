@@ -60,7 +60,7 @@ def assert_same_weights(ours: torch.nn.Module, stock: torch.nn.Module) -> None:
         )
 
 
-@pytest.mark.every_other
+@pytest.mark.deep
 @pytest.mark.parametrize(("kind", "storage"), WAN)
 def test_diffusion_model_is_what_stock_loads(folder: Path, kind: str, storage: str) -> None:
     path = str(checkpoints.write(kind, folder, storage))

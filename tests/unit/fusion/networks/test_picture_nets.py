@@ -161,8 +161,7 @@ def test_a_background_is_removed_as_by_stock(remover, halves):
     assert torch.equal(RemoveBackground.execute(remover, image).args[0], before)
 
 
-@pytest.mark.deep("dtype1")
-@pytest.mark.every_other
+@pytest.mark.deep
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_objects_are_detected_as_by_stock(monkeypatch, dtype):
     """RT-DETR with narrow stages; backbone and encoder on a small picture."""

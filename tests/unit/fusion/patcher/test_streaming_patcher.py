@@ -55,6 +55,7 @@ def least(path: str, **options: Any) -> Any:
     return model
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize("held", [torch.float16, torch.bfloat16, torch.float8_e4m3fn])
 @pytest.mark.parametrize("storage", ["fp32", "fp8_e4m3fn"])
 def test_weights_may_be_held_in_another_type(studio: Studio, scenes: dict[str, Scene], storage: str, held: Any) -> None:

@@ -113,6 +113,7 @@ def count_of(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[Any
     return calls
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize(
     "how",
     [

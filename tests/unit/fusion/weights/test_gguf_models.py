@@ -241,8 +241,7 @@ def test_its_matrices_are_packed_in_the_window(wan_folder: Path) -> None:
 LORAS = [kind for kind, base in checkpoints.LORA_BASES.items() if base == "wan_t2v"]
 
 
-@pytest.mark.deep("lora_loha", "lora_fun", "lora_oft")
-@pytest.mark.every_other
+@pytest.mark.deep
 @pytest.mark.parametrize("name", LORAS if is_thorough() else LORAS[::2])
 def test_a_lora_does_to_it_what_it_does_to_its_dequantised_file(wan_folder: Path, name: str) -> None:
     ours, stock = wan(wan_folder)
