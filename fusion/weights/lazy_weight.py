@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .meta_tensor import (
     CASTS,
-    LAYOUTS,
+    VIEWS,
     LIKES,
     QUESTIONS,
     StandIn,
@@ -44,7 +44,7 @@ class Promised(StandIn):
             if name in LIKES and name != "__setitem__":
                 return func(*on_meta(args), **kwargs)
             asks = name in QUESTIONS or func.__name__ in ("__get__", "__set__")
-            if asks and name not in CASTS and name not in LAYOUTS:
+            if asks and name not in CASTS and name not in VIEWS:
                 return func(*args, **kwargs)
             return func(*real(args), **real(kwargs))
 

@@ -34,7 +34,7 @@ CASTS = {
     "to", "type", "half", "float", "double", "bfloat16", "cpu", "cuda", "detach", "detach_", "contiguous", "clone", "data",
     "requires_grad_",
 }  # fmt: skip
-LAYOUTS = {
+VIEWS = {
     "view", "reshape", "flatten", "unflatten", "permute", "transpose", "t", "T", "mT", "squeeze", "unsqueeze", "movedim",
     "narrow", "__getitem__", "chunk", "split", "tensor_split", "unbind", "expand", "cat", "concat", "stack", "hstack", "vstack",
 }  # fmt: skip
@@ -98,7 +98,7 @@ class StandIn(torch.Tensor):
                 raise NotStreamable(
                     f"ComfyUI changes {_told(args)} when it loads the file (by {name}), so that it cannot stream"
                 )
-            if name in CASTS or name in LAYOUTS:
+            if name in CASTS or name in VIEWS:
                 return _made_by(func, name, args, kwargs)
             if name in QUESTIONS or func.__name__ in ("__get__", "__set__"):
                 return func(*args, **kwargs)

@@ -1,5 +1,7 @@
-"""How a weight is stored, one class for each storage. A new format is a class here and its layout
-in `LAYOUTS`.
+"""How a weight is stored, one class for each storage. A new format of ComfyUI's is a class here and
+its layout in `LAYOUTS`. One that ComfyUI does not have also needs its bytes in a file
+(`memory/encoding.py`) and the way to halves (the ops `to_half` or `dequantise`, and `few_rows` for
+products of a few rows); `fused/quality.py` tells whether products keep its numbers.
 
     Numbers        bf16, fp32, fp16: the numbers themselves
     Float8         fp8 without a scale, as a file has it or as `--fp8_e4m3fn-unet` asks for it

@@ -1,4 +1,14 @@
-"""Decides when calls of an owner are captured and replayed, and when graphs are dropped."""
+"""Decides when calls of an owner are captured and replayed, and when graphs are dropped.
+
+A call with another key (shapes, types, values: `call_key.py`) has a graph of its own. Graphs go when
+
+    the owner's generation differs   addresses of weights, settings, methods (`fusion/graphs/guard.py`)
+    memory is wanted                 `release`, the limits below, a replay that runs out of it
+    a replay differs from the call   it is compared once, when it is captured
+
+A replay does not count if the caller's `changed` then names something that was replaced. The
+recording itself is in `attempt.py` and `../graphs.py`.
+"""
 
 from __future__ import annotations
 

@@ -189,6 +189,7 @@ def test_every_example_has_room_for_it(front: FrontEnd) -> None:
         front.look(f"room-{example.name}")
 
 
+@pytest.mark.deep
 def test_it_goes_where_there_is_none(front: FrontEnd, drawn_by: type[Canvas | Elements]) -> None:
     asked = told(front, STREAMS)
     front.page.evaluate(SHOW, [workflow(TEMPLATE), 0.62, 120, 90])

@@ -94,6 +94,7 @@ def overlap(one: dict[str, float], other: dict[str, float]) -> bool:
     return across and one["top"] < other["bottom"] - 1 and other["top"] < one["bottom"] - 1
 
 
+@pytest.mark.deep
 def test_real_figures_are_read_in_every_theme(front: FrontEnd) -> None:
     for width in ("default", "least"):
         node = front.page.evaluate(STACK, [LOADER, 200, width])[0]

@@ -24,6 +24,7 @@ def settings(server: Server) -> Iterator[dict[str, Any]]:
     away.rename(path)
 
 
+@pytest.mark.deep
 def test_a_missing_file_is_named_and_offered(front: FrontEnd) -> None:
     front.open_template("wan2.1_t2v_14B_4_steps")
     expect(front.error).to_contain_text(MISSING.name)

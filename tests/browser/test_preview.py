@@ -80,7 +80,7 @@ def seen(front: FrontEnd) -> set[str]:
     return found
 
 
-@pytest.mark.deep("canvas*", "elements-SamplerCustomAdvanced")
+@pytest.mark.deep
 @pytest.mark.parametrize("sampler", ["KSampler", "SamplerCustomAdvanced"])
 def test_every_frame_is_seen_at_the_sampler(front: FrontEnd, sampler: str) -> None:
     node = front.page.evaluate(ALONE, sampler)

@@ -73,6 +73,7 @@ def clipboard(front: FrontEnd) -> str:
     return text.replace("\r\n", "\n")
 
 
+@pytest.mark.deep
 def test_the_doctor_shows_all_of_its_text_and_copies_it(front: FrontEnd, queued: list[str]) -> None:
     front.page.set_viewport_size({"width": 1280, "height": 1600})  # higher than the text
     front.page.evaluate(DOCTOR)

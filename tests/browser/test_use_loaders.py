@@ -143,6 +143,7 @@ def comes_back(front: FrontEnd, before: Any, seconds: float = 5.0) -> None:
     assert now == before
 
 
+@pytest.mark.deep
 def test_all_of_a_node_stays_and_one_undo_takes_it_back(front: FrontEnd, scene: None) -> None:
     before, stock = front.page.evaluate(TOLD), loaders(front)
     assert stock["UNETLoader"]["unet_name"] == UNET_FILE and before[0]["groups"] == [["Decoding", ["3"]]]

@@ -109,6 +109,7 @@ def put_a_pipe(path: Path, _other: Path) -> None:
     path.with_suffix(".pipe").replace(path)
 
 
+@pytest.mark.every_other
 @pytest.mark.skipif(os.name != "posix", reason="a file that is open stays as it is")
 @pytest.mark.parametrize("deed", [touch, write_over, cut, replace, delete, put_a_pipe])
 def test_a_file_that_changes_while_it_streams(

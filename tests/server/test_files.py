@@ -224,6 +224,7 @@ def test_a_touched_file_is_loaded_again_and_an_untouched_one_is_not(
     assert {name_of(workflow, one) for one in tiny.LOADERS} & set(run.executed) == {name_of(workflow, loader)}
 
 
+@pytest.mark.deep
 def test_a_touched_model_makes_what_it_made(client: Client, workflow: Workflow, files: list[Path]) -> None:
     """Streamed, to the last bit; and another file in its place makes something else."""
     streamed = latents_only(workflow)

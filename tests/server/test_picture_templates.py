@@ -87,7 +87,7 @@ def picture(server: Server, workflow: Workflow) -> tuple[Run, np.ndarray]:
         return run, np.asarray(image.convert("RGB")).astype(int)
 
 
-@pytest.mark.deep("flux2_klein_4B*", "flux2_klein_edit*")
+@pytest.mark.deep
 @pytest.mark.parametrize("name", NAMES)
 def test_example_makes_the_picture_that_stocks_loaders_make(stocked: Server, name: str) -> None:
     workflow = twin(name)
@@ -102,7 +102,7 @@ def test_example_makes_the_picture_that_stocks_loaders_make(stocked: Server, nam
     assert np.abs(ours - stocks).max() <= 8
 
 
-@pytest.mark.deep("flux2_klein*")
+@pytest.mark.deep
 @pytest.mark.parametrize("name", NAMES)
 def test_every_part_of_the_graph_shows_in_the_picture(stocked: Server, name: str) -> None:
     """The words, and what is to be changed."""

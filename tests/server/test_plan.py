@@ -6,6 +6,7 @@ import io
 import json
 from typing import Any
 
+import pytest
 from PIL import Image
 
 from bed import tiny
@@ -31,6 +32,7 @@ def alone(workflow: Workflow) -> Workflow:
     return needed
 
 
+@pytest.mark.deep
 def test_before_and_after_a_run(server: Server, client: Client, workflow: Workflow) -> None:
     planned = with_plan(streamed(workflow, BUDGET + 0.0005))  # a budget of its own: nobody else has sampled with it
     tiny.node_of(planned, "KSampler")["inputs"].update(steps=4, seed=27)

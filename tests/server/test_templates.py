@@ -51,6 +51,7 @@ def twin(name: str) -> Workflow:
     "wan2.2_t2v_14B",
     "wan2.1_vace_1.3B",
     "with_and_without",
+    "wan2.1_t2v_14B_4_steps_gguf",
 )
 @pytest.mark.parametrize("name", NAMES)
 def test_example_makes_its_video(stocked: Server, name: str) -> None:

@@ -29,6 +29,7 @@ def test_pages_and_plots_show_the_measured_figures() -> None:
     assert pages.stale() == [], "call `python3 dev.py bench report`"
 
 
+@pytest.mark.deep
 def test_the_check_sees_a_changed_figure() -> None:
     page = pages.PAGE.read_text(encoding="utf-8")
     forged = page.replace(" us |", " ms |", 1)

@@ -31,8 +31,7 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-@pytest.mark.deep("umt5-fp8*", "sd15_wide*")
-@pytest.mark.every_other
+@pytest.mark.deep
 @pytest.mark.parametrize(("kind", "storage"), FILES)
 def test_same_bytes_twice_and_readable(tmp_path: Path, kind: str, storage: str) -> None:
     path = write(kind, tmp_path / "one", storage)

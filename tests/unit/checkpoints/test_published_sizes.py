@@ -106,7 +106,7 @@ def weightless(table: Table) -> dict[str, torch.Tensor]:
     return {name: torch.empty(spec.shape, device="meta") for name, spec in table.items()}
 
 
-@pytest.mark.every_other
+@pytest.mark.deep
 @pytest.mark.parametrize("name", DIFFUSION)
 def test_stock_builds_the_very_network(name: str) -> None:
     """Told nothing but names and shapes; and the same while small ones are taken, too."""

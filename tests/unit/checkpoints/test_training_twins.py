@@ -28,6 +28,7 @@ def same(ours: torch.Tensor, stock: torch.Tensor) -> None:
     torch.testing.assert_close(ours, stock, rtol=1e-3, atol=2e-4 * float(stock.abs().max()))
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("width", [8, 12])
 @pytest.mark.parametrize("frames", [1, 5, 17])
 def test_vae(width: int, frames: int) -> None:

@@ -82,6 +82,7 @@ def lora_for(net: Any) -> dict[str, torch.Tensor]:
     return found
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize("where", ["in the weight", "in the product"])
 def test_loras(folder: Path, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole ones, and those of a part of a packed matrix: added by stock's functions, or in one pass as on a card."""

@@ -89,6 +89,7 @@ def near(got: torch.Tensor, wanted: torch.Tensor, allowed: float) -> None:
     assert got.shape == wanted.shape and 0 < (got - wanted).norm() <= allowed * wanted.norm()
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize("precision", ALLOWED)
 @pytest.mark.parametrize("storage", list(checkpoints.KINDS["qwen3_vl"].storages)[:: 1 if is_thorough() else 2])
 def test_it_encodes_as_stocks(folder: Path, storage: str, precision: str) -> None:

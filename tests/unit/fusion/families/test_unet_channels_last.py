@@ -118,6 +118,7 @@ def test_nothing_is_copied_for_a_call_and_the_latents_are_the_same(
     assert torch.equal(sample(model, scene), want) and not copied
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize("kind", KINDS)
 def test_where_all_of_it_stays_it_stays_laid_out(
     folder: Path, backends: Backends, copied: list[Any], kind: str
@@ -148,6 +149,7 @@ def test_of_whatever_type_the_file_has(folder: Path, backends: Backends, storage
     assert torch.equal(sample(model, scene), sample(load(path), scene)) and laid_out_in(model)
 
 
+@pytest.mark.deep
 def test_fp8_becomes_halves_as_it_lies(folder: Path, backends: Backends, monkeypatch: pytest.MonkeyPatch) -> None:
     path, scene = str(checkpoints.write("sd15", folder)), family_scenes.inputs("sd15")
     turned: list[Any] = []

@@ -122,6 +122,7 @@ def test_names_are_stocks(tmp_path: Path, name: str) -> None:
     assert rename("blk.0.other.weight") == "blk.0.other.weight" and rename("x") == "x"
 
 
+@pytest.mark.every_other
 @pytest.mark.deep("Qwen3 1.7B*", "Qwen3 8B*", "Qwen2.5 7B*", "Qwen2.5-VL 3B*")
 @pytest.mark.parametrize(
     ("name", "kind"), [*((name, "Q8_0") for name in MODELS), ("Qwen3 4B", "Q4_K"), ("Qwen2.5-VL 7B", "Q4_0")]

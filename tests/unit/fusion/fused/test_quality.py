@@ -60,6 +60,7 @@ def file_of(studio: Studio, storage: str) -> Path:
 # ------------------------------------------------------------------------------------------------------- what it computes
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize("storage", ["fp16", "bf16", "fp8_e4m3fn", "fp8_comfy_quant", "gguf"])
 def test_a_file_of_anything_but_int8_is_computed_as_exact_is(
     studio: Studio, scenes: dict[str, Scene], storage: str
@@ -266,6 +267,7 @@ def test_workflows_of_the_last_release_compute_as_they_did(path: Path, monkeypat
 # -------------------------------------------------------------------------------------------------------------- text encoders
 
 
+@pytest.mark.deep
 def test_a_text_encoder_of_an_int8_file_is_exact_as_it_is_with_stock(studio: Studio) -> None:
     """Stock builds every quantised text encoder to multiply in full precision, so `auto` rounds no more than Exact."""
     of_int8 = text_file(studio)

@@ -107,6 +107,7 @@ def before_each(monkeypatch: pytest.MonkeyPatch, does: Callable[[int], None]) ->
 # ---------------------------------------------------------------------------------------------------------- the tokens
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize("how", [GREEDY, DRAWN, {**DRAWN, "repetition_penalty": 1.3}], ids=["greedy", "drawn", "minds"])
 def test_the_tokens_are_the_same(path: Path, recorder: TapingRecorder, how: dict[str, Any]) -> None:
     tokens, clip = wanted(path, recorder, **how), load(path)
@@ -116,6 +117,7 @@ def test_the_tokens_are_the_same(path: Path, recorder: TapingRecorder, how: dict
     assert nothing_is_left(clip, recorder) and not reasons()
 
 
+@pytest.mark.deep
 def test_the_next_text_knows_that_it_pays(path: Path, recorder: TapingRecorder) -> None:
     """It is captured behind the early tokens, and so is one of another length."""
     tokens, longer, clip = wanted(path, recorder), wanted(path, recorder, max_length=24), load(path)
@@ -269,6 +271,7 @@ def test_an_interrupt(path: Path, recorder: TapingRecorder, monkeypatch: pytest.
         assert write(clip) == tokens and nothing_is_left(clip, recorder)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("none left. GPU 0"), RuntimeError("lost")])
 def test_a_replay_that_fails(
     path: Path, recorder: TapingRecorder, monkeypatch: pytest.MonkeyPatch, error: Exception

@@ -185,6 +185,7 @@ def test_frames_are_compared_by_parts_of_the_latents_size() -> None:
     assert change.new_parts(moved, parts.movedim(-1, 0), 0.01).max() == 1
 
 
+@pytest.mark.deep
 def test_frames_that_hardly_differ_are_skipped(stage: Stage) -> None:
     first, second = clip(2)
     frames = [first, first, second, second, second, first]
@@ -250,6 +251,7 @@ def test_frames_become_an_image_and_a_video(stage: Stage, page: Any) -> None:
     assert text.startswith("4 frames in ") and (shown_at, sid) == ("1", "page")
 
 
+@pytest.mark.deep
 def test_a_video_is_read_frame_by_frame(stage: Stage, page: Any, tmp_path: Path) -> None:
     """To the bit as stock reads all of its frames at once; also where its rows are of odd lengths, or a part was cut out."""
     video, odd = (written(tmp_path / f"{width}.mp4", clip(8, width=width)) for width in (SIDE, 50))

@@ -71,7 +71,7 @@ def test_diffusion_model_is_what_stock_loads(folder: Path, kind: str, storage: s
     assert ours.cached_patcher_init[1][0] == path
 
 
-@pytest.mark.every_other
+@pytest.mark.deep
 @pytest.mark.parametrize(("kind", "storage"), VAE)
 def test_vae_is_what_stock_loads(folder: Path, kind: str, storage: str) -> None:
     path = str(checkpoints.write(kind, folder, storage))
@@ -83,7 +83,7 @@ def test_vae_is_what_stock_loads(folder: Path, kind: str, storage: str) -> None:
     assert_same_weights(clone.model, stock.first_stage_model)
 
 
-@pytest.mark.deep("umt5-fp32", "umt5-fp8_e4m3fn", "umt5-bf16")
+@pytest.mark.deep
 @pytest.mark.parametrize(("kind", "storage"), UMT5)
 def test_text_encoder_is_what_stock_loads(folder: Path, kind: str, storage: str) -> None:
     path = str(checkpoints.write(kind, folder, storage))

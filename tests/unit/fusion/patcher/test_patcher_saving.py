@@ -77,6 +77,7 @@ def test_what_is_saved_is_what_stock_saves(studio: Studio, output: Path, storage
         assert_same(got, wanted)
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize("kind", ["rows", "convrot"])
 def test_weights_of_whole_numbers_are_saved(studio: Studio, output: Path, tmp_path_factory: Any, kind: str) -> None:
     """Of which torch makes no parameter that could have a gradient."""
@@ -112,6 +113,7 @@ def test_few_weights_are_in_memory_while_a_model_is_saved(
     assert model.stream.residency.held == 0
 
 
+@pytest.mark.deep
 def test_a_save_that_is_interrupted_leaves_nothing(
     studio: Studio, output: Path, monkeypatch: pytest.MonkeyPatch, scenes: dict[str, Scene]
 ) -> None:
@@ -184,6 +186,7 @@ def test_a_lora_is_extracted(studio: Studio, output: Path) -> None:
 # ------------------------------------------------------------------------------------------------------------- merging
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize(("storage", "which"), MERGES if is_thorough() else MERGES[2::2])
 def test_a_merge_of_streamed_models(studio: Studio, scenes: dict[str, Scene], storage: str, which: str) -> None:
     folder = studio.folder
@@ -276,6 +279,7 @@ def hooked(scene: Scene, folder: Path, keyframes: bool, *sides: str) -> Scene:
     )
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize(
     ("storage", "window", "keyframes"), [("fp32", "least", True), ("fp16", "least", False), ("fp16", "all", True)]
 )

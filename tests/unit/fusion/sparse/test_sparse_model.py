@@ -123,6 +123,7 @@ def test_wrong_settings_end_the_run(stocks: Any) -> None:
 # ----------------------------------------------------------------------------------------------------------- the latents
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize(
     "all_of_it", [{"share": 1.0}, {"dense_steps": 1.0}, {"dense_layers": LAYERS}, {"least_tokens": 449}]
 )

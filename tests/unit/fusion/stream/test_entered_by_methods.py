@@ -106,6 +106,7 @@ def with_lora(model: Any, folder: Path) -> Any:
     return comfy.sd.load_lora_for_models(model, None, file, 0.8, 0.0)[0]
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize("storage", ["fp16", "fp8_scaled"])
 def test_the_latents_are_stocks(as_animate2: None, studio: Studio, scenes: dict[str, Scene], storage: str) -> None:
     """With a LoRA too, which is added to each product of fp8 weights, by whatever method of the block that is."""

@@ -102,6 +102,7 @@ def test_parts_are_the_same_to_the_bit(
     assert stream.residency.ledger.peak("VRAM") <= stream.residency.narrow
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize("storage", ["fp16", "fp8_scaled"])
 def test_so_are_parts_with_loras(studio: Studio, scene: Scene, storage: str) -> None:
     path = str(checkpoints.write("wan_t2v", studio.folder, storage))

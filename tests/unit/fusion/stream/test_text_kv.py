@@ -528,6 +528,7 @@ def test_a_weight_that_another_node_wraps_is_never_kept(folder: Path) -> None:
     assert torch.equal(sample(wrapped(ours)), want) and len(count) == STEPS, "it is asked at each step"
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize("part", ["cross_attn", "cross_attn.k", "norm2"])
 def test_a_block_that_is_handed_back_finds_its_weights(folder: Path, part: str) -> None:
     """By stock's own forward, or by another node's in its place, which looks at weights itself."""

@@ -69,6 +69,7 @@ def encode(clip: Any, text: str = PROMPT) -> torch.Tensor:
     return encoding
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("precision", ["precise", "fast"])
 def test_streamed_and_fused_is_fused(path: str, stock: Any, precision: str) -> None:
     """Over the references. q, k and v lie side by side, and are one product; which the CPU's may round otherwise."""

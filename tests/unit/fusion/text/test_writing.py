@@ -162,6 +162,7 @@ def test_packed_files(folder: Path, tmp_path: Path, kind: str) -> None:
     assert write(ours) == write(stock) and ours_wrote()
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize("kind", ["Q8_0", "Q6_K"])
 def test_the_words_of_a_packed_file_stay_packed(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str

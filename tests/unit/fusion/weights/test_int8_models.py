@@ -67,6 +67,7 @@ def files(studio: Studio, kind: str) -> tuple[Path, Path]:
     return int8_files.write(checkpoints.write("wan_t2v", studio.folder, "fp16"), studio.folder, kind)
 
 
+@pytest.mark.every_other
 @pytest.mark.parametrize("op", ["linear", "linear_int8"])
 def test_products_in_8_bits_can_be_switched_off(studio: Studio, scenes: dict[str, Scene], op: str) -> None:
     """`linear` too: whoever wants that as stock computes it did not ask for 8 bits."""
