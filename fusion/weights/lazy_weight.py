@@ -15,9 +15,9 @@ from torch import Tensor
 
 from .meta_tensor import (
     CASTS,
-    VIEWS,
     LIKES,
     QUESTIONS,
+    VIEWS,
     StandIn,
     name_of,
     on_meta,
