@@ -291,7 +291,10 @@ def overwriting(make: Callable[..., Any], count: int = 1) -> Callable[..., None]
         made = make(*arguments)
         results = [made] if isinstance(made, Tensor) else made
         for t, result in zip([t for t in arguments[:count] if t is not None], results, strict=True):
-            t.copy_(result)
+            # What nothing was done to may come back as it is. Torch refuses to copy it onto itself
+            # if it has other strides, such as those of a dimension of one.
+            if result.data_ptr() != t.data_ptr():
+                t.copy_(result)
 
     return run
 

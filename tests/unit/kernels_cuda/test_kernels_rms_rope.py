@@ -103,3 +103,12 @@ def test_compile_keeps_the_ops_whole():
     want = block(packed.clone())
     for a, b in zip(torch.compile(block, fullgraph=True, backend="aot_eager")(packed.clone()), want, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+def test_what_nothing_is_done_to_stays_whatever_its_strides() -> None:
+    """Stock's way hands it back. Of one row torch counts other strides as another tensor in the same memory."""
+    q = torch.randn(64, dtype=torch.float16).as_strided((1, 1, 1, 4), (40, 30, 20, 1))
+    before = q.clone()
+    for policy in (KernelPolicy.of("off"), KernelPolicy()):
+        rms_rope_(q, eps=1e-6, norm="none", policy=policy)
+        assert torch.equal(q, before)
