@@ -129,9 +129,11 @@ def share_checkpoints(config: pytest.Config) -> None:
     """Let all workers draw each tiny file once together: `checkpoints.write` copies what any of them has written."""
     from fusestream import checkpoints
 
-    run = getattr(config, "workerinput", {}).get("testrunuid", f"process-{os.getpid()}")
-    shared = Path(tempfile.gettempdir()) / f"fusestream-checkpoints-{run}"
-    config.add_cleanup(lambda: shutil.rmtree(shared, ignore_errors=True))
+    if hasattr(config, "workerinput"):  # beside the workers' own folders, and it goes with theirs, when all have ended
+        shared = Path(config.option.basetemp).parent / "checkpoints"
+    else:
+        shared = Path(tempfile.mkdtemp(prefix="fusestream-checkpoints-"))
+        config.add_cleanup(lambda: shutil.rmtree(shared, ignore_errors=True))
     draw = checkpoints.write
 
     @functools.wraps(draw)
