@@ -23,12 +23,16 @@ HALF = torch.float16
 SIDES: tuple[tuple[Any, ...], ...] = ((), (OFF,), (OFF, torch.float32))
 
 
-def load(path: Path, policy: KernelPolicy | None = None, dtype: torch.dtype = HALF) -> Any:
-    """Streamed through the smallest window, computing in `dtype`, which stock does on a card and not on the CPU.
-    policy None: auto."""
+def computing_in(patch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    """Compute in this type, as stock does on a card and not on the CPU. Of quantised weights stock asks without a type: they
+    have none to compute in."""
+    patch.setattr(comfy.model_management, "unet_manual_cast", lambda held, *_: dtype if held is None else None)
+
+
+def load(path: Path | str, policy: KernelPolicy | None = None, dtype: torch.dtype = HALF) -> Any:
+    """Streamed through the smallest window, computing in `dtype`. policy None: auto."""
     with pytest.MonkeyPatch.context() as patch:
-        # Of quantised weights it is asked without a type: they have none to compute in.
-        patch.setattr(comfy.model_management, "unet_manual_cast", lambda held, *_: dtype if held is None else None)
+        computing_in(patch, dtype)
         model = load_streamed_diffusion_model(str(path), policy=policy or KernelPolicy(), dtype=dtype)
     model.stream.residency.ceiling = model.stream.residency.least
     return model

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import comfy.model_management
 import comfy.sd
 import family_scenes
 import int8_files
 import pytest
 import torch
+from in_halves import HALF, computing_in, load
 from packed_files import packed_file, unpacked
 from safetensors.torch import load_file, save_file
 from scenes import Scene, Studio, distance, sample
@@ -25,12 +25,11 @@ from torch import Tensor
 from bed.depth import is_thorough
 from fusestream import checkpoints
 from fusestream.checkpoints.storage import Scaled
-from fusestream.fusion.load.diffusion import load_diffusion_model, load_streamed_diffusion_model
+from fusestream.fusion.load.diffusion import load_diffusion_model
 from fusestream.kernels_cuda import LEDGER, STANDARD, KernelPolicy
 from fusestream.memory import read_header
 
-OFF = KernelPolicy.of("off")
-HALF, SINGLE = torch.float16, torch.float32
+SINGLE = torch.float32
 
 # The kinds by the name of the family whose code computes them; None: stock's code does. What costs a CPU seconds for a
 # picture of one token, because stock fills its prompt up, comes last.
@@ -201,19 +200,13 @@ def _numbers(path: Path) -> Path:
 # --------------------------------------------------------------------------------------------------------------- models
 
 
-def computing_in(patch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
-    """Compute in this type, as stock does on a card and not on the CPU. Of quantised weights stock asks without a type: they
-    have none to compute in."""
-    patch.setattr(comfy.model_management, "unet_manual_cast", lambda held, *_: dtype if held is None else None)
-
-
 def ours(path: Path, policy: KernelPolicy = STANDARD, dtype: torch.dtype = HALF, room: str = "least") -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        computing_in(patch, dtype)
-        if room == "stock's":
+    if room == "stock's":
+        with pytest.MonkeyPatch.context() as patch:
+            computing_in(patch, dtype)
             patch.setattr(comfy.sd, "load_diffusion_model", functools.partial(_stocks, dtype=dtype))
             return load_diffusion_model(str(path), policy, 0.0)
-        model = load_streamed_diffusion_model(str(path), policy=policy, dtype=dtype)
+    model = load(path, policy, dtype)
     residency = model.stream.residency
     residency.ceiling = {"least": residency.least, "half": (residency.least + residency.whole) // 2, "all": None}[room]
     return model

@@ -16,7 +16,8 @@ import comfy.text_encoders.flux
 import pytest
 import torch
 from comfy.weight_adapter.lora import LoRAAdapter
-from contract.family_cases import OFF, pairwise
+from contract.family_cases import far, pairwise, same
+from in_halves import OFF
 from torch import Tensor
 
 from bed.depth import is_thorough
@@ -158,14 +159,6 @@ def encoded(clip: Any, prompt: Any) -> list[Tensor]:
     """The encoding, and what is pooled where there is any."""
     tokens = clip.tokenize(prompt, tokenizer_options=SHORT) if isinstance(prompt, str) else prompt
     return [one for one in clip.encode_from_tokens(tokens, return_pooled=True) if one is not None]
-
-
-def same(some: list[Tensor], others: list[Tensor]) -> bool:
-    return all(torch.equal(*pair) for pair in zip(some, others, strict=True))
-
-
-def far(some: list[Tensor], others: list[Tensor]) -> float:
-    return max(float((one - other).norm() / other.norm()) for one, other in zip(some, others, strict=True))
 
 
 @pytest.mark.usefixtures("for_the_cpu")

@@ -13,8 +13,8 @@ from typing import Any
 import contract.family_cases as of
 import pytest
 import torch
-from contract.family_cases import FUSED, HALF, KINDS, OFF, SINGLE, SOME, Case, Shelf, far, latents, ours, patched, same
-from in_halves import modes
+from contract.family_cases import FUSED, KINDS, SINGLE, SOME, Case, Shelf, far, latents, ours, patched, same
+from in_halves import HALF, OFF, modes
 from scenes import Scene
 
 from bed.depth import is_thorough

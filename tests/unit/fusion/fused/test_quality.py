@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import comfy.model_management
+import in_halves
 import int8_files
 import pytest
 import torch
-import wan_in_halves
 from packed_files import packed_file
 from safetensors.torch import load_file
 from scenes import Scene, Studio, sample
@@ -66,14 +66,14 @@ def test_a_file_of_anything_but_int8_is_computed_as_exact_is(
     studio: Studio, scenes: dict[str, Scene], storage: str
 ) -> None:
     path = file_of(studio, storage)
-    auto, exact = (sample(wan_in_halves.load(path, policy), scenes["wan_t2v"]) for policy in (AUTO, PRECISE))
+    auto, exact = (sample(in_halves.load(path, policy), scenes["wan_t2v"]) for policy in (AUTO, PRECISE))
     assert torch.equal(auto, exact)
 
 
 def test_an_int8_file_is_multiplied_in_int8_with_an_error_like_stocks(studio: Studio, scenes: dict[str, Scene]) -> None:
     path, scene = file_of(studio, "int8"), scenes["wan_t2v"]
     exact, auto, theirs = (
-        sample(wan_in_halves.load(path, policy), scene) for policy in (PRECISE, AUTO, KernelPolicy.of("off"))
+        sample(in_halves.load(path, policy), scene) for policy in (PRECISE, AUTO, KernelPolicy.of("off"))
     )
     assert not handed_back()
     assert 0.005 < distance(auto, exact) < 1.25 * distance(theirs, exact) < 0.03
@@ -138,7 +138,7 @@ SAID = {
 
 @pytest.mark.parametrize("storage", SAID)
 def test_it_is_told_as_what_it_comes_to(studio: Studio, storage: str) -> None:
-    model = wan_in_halves.load(file_of(studio, storage), AUTO)
+    model = in_halves.load(file_of(studio, storage), AUTO)
     found = SAID[storage]
     assert quality.resolved(model) is found
     assert gather(model).policy == f"kernels auto, auto: {found.words}"
@@ -147,17 +147,17 @@ def test_it_is_told_as_what_it_comes_to(studio: Studio, storage: str) -> None:
 
 
 def test_another_quality_comes_to_nothing_else(studio: Studio) -> None:
-    model = wan_in_halves.load(file_of(studio, "int8"), KernelPolicy.of(precision="turbo"))
+    model = in_halves.load(file_of(studio, "int8"), KernelPolicy.of(precision="turbo"))
     assert quality.resolved(model) is None and gather(model).policy == "kernels auto, turbo"
 
 
 def test_switched_off_products_are_told(studio: Studio) -> None:
-    model = wan_in_halves.load(file_of(studio, "int8"), KernelPolicy.of(precision="auto", linear_int8="off"))
+    model = in_halves.load(file_of(studio, "int8"), KernelPolicy.of(precision="auto", linear_int8="off"))
     assert quality.resolved(model) is AsStored.INT8_AS_FP16
 
 
 def test_a_card_that_multiplies_halves_as_fast_keeps_halves(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = wan_in_halves.load(file_of(studio, "int8"), AUTO)
+    model = in_halves.load(file_of(studio, "int8"), AUTO)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     assert not int8_weights.multiplies_bytes(AUTO, "cuda:0")
     monkeypatch.setattr(model, "load_device", torch.device("cuda:0"))
@@ -167,7 +167,7 @@ def test_a_card_that_multiplies_halves_as_fast_keeps_halves(studio: Studio, monk
 
 
 def test_a_file_whose_layers_all_ask_for_full_precision_is_told_so(studio: Studio) -> None:
-    model = wan_in_halves.load(file_of(studio, "int8"), AUTO)
+    model = in_halves.load(file_of(studio, "int8"), AUTO)
     for block in model.stream.blocks:
         for paged in block.paged:
             paged.module._full_precision_mm = True
@@ -185,9 +185,9 @@ def test_the_report_advises_no_quality_that_unpacks_bytes(tier: str, told: str |
 
 def test_fp8_that_the_card_multiplies_is_stocks(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> None:
     path = file_of(studio, "fp8_comfy_quant")
-    assert quality.resolved(wan_in_halves.load(path, AUTO)) is AsStored.FP8_AS_FP16
+    assert quality.resolved(in_halves.load(path, AUTO)) is AsStored.FP8_AS_FP16
     monkeypatch.setattr(comfy.model_management, "supports_fp8_compute", lambda *_: True)
-    assert quality.resolved(wan_in_halves.load(path, AUTO)) is AsStored.FP8
+    assert quality.resolved(in_halves.load(path, AUTO)) is AsStored.FP8
 
 
 @pytest.mark.usefixtures("small_ones_too")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,18 +33,6 @@ def least(model: Any) -> Any:
     patcher = getattr(model, "patcher", model)
     patcher.stream.residency.ceiling = patcher.stream.residency.least
     return model
-
-
-def lora_for(model: Any) -> dict[str, torch.Tensor]:
-    """For every sixth matrix of a model, in blocks and outside of them."""
-    found, generator = {}, torch.Generator().manual_seed(3)
-    shapes = {key: value.shape for key, value in model.model_state_dict().items() if key.endswith(".weight")}
-    for key in [key for key, shape in sorted(shapes.items()) if len(shape) == 2][::6]:
-        rows, columns = shapes[key]
-        name = key.removesuffix(".weight")
-        found[f"{name}.lora_up.weight"] = torch.randn(rows, 2, generator=generator) * 0.1
-        found[f"{name}.lora_down.weight"] = torch.randn(2, columns, generator=generator) * columns**-0.5
-    return found
 
 
 def same(ours: Any, stocks: Any) -> bool:
@@ -120,53 +107,20 @@ def test_a_weight_that_is_not_in_the_file_is_named(families_folder: Path) -> Non
 
 # -------------------------------------------------------------------------------------------------------- text encoders
 
-FOX = "a red (fox:1.2) runs through the snow"
-IDS = {"qwen3_4b": [[(token, 1.0) for token in (5, 7, 9, 200)]]}
-
-
-def klein(path: Path) -> dict[str, Any]:
-    """klein's three layers, out of the four that there are."""
-    return {
-        **checkpoints.model_options(path),
-        "qwen3_4b_class": partial(comfy.text_encoders.flux.Qwen3_4BModel, layer=[1, 2, 3]),
-    }
-
-
-# The file, the type, its options, a prompt, and the blocks.
-ENCODERS: dict[str, tuple[Any, ...]] = {
-    "clip_l": ("clip_l", "stable_diffusion", checkpoints.model_options, FOX, 4),
-    "t5xxl": ("t5xxl", "chroma", checkpoints.model_options, FOX, 24),
-    "qwen3": ("qwen3", "lumina2", checkpoints.model_options, IDS, 4),
-    "klein": ("qwen3", "flux2", klein, IDS, 4),
-    "gemma2": ("gemma2", "lumina2", checkpoints.model_options, FOX, 4),
-}
-
-
-def encoder(families_folder: Path, name: str, storage: str = "fp16") -> tuple[Any, Any, Any]:
-    """Streamed through the smallest window, and stock's; and a prompt."""
-    file, kind, options, prompt, _ = ENCODERS[name]
-    path = checkpoints.write(file, families_folder, storage)
-    ours = least(load_streamed_text_encoder(str(path), [], kind=kind, options=options(path)))
-    clip_type = getattr(comfy.sd.CLIPType, kind.upper())
-    return ours, comfy.sd.load_clip([str(path)], clip_type=clip_type, model_options=options(path)), prompt
-
-
-def encode(clip: Any, prompt: Any) -> list[torch.Tensor]:
-    """Encoding, and the pooled output where there is one."""
-    tokens = clip.tokenize(prompt) if isinstance(prompt, str) else prompt
-    return [one for one in clip.encode_from_tokens(tokens, return_pooled=True) if one is not None]
-
 
 def test_a_language_model_writes(families_folder: Path) -> None:
     """Its words come from the table of its tokens, which stock looks up without calling it."""
-    ours, stock, prompt = encoder(families_folder, "qwen3")
+    path = checkpoints.write("qwen3", families_folder, "fp16")
+    options, prompt = checkpoints.model_options(path), {"qwen3_4b": [[(token, 1.0) for token in (5, 7, 9, 200)]]}
+    ours = least(load_streamed_text_encoder(str(path), [], kind="lumina2", options=options))
+    stock = comfy.sd.load_clip([str(path)], clip_type=comfy.sd.CLIPType.LUMINA2, model_options=options)
     written = [
         clip.generate(prompt, do_sample=True, max_length=8, temperature=1.0, seed=5, top_k=0) for clip in (ours, stock)
     ]
     assert written[0] == written[1] and len(written[0]) > 0
     stream = ours.patcher.stream
     assert len(stream.layers) == 5, "the table is paged like a block, from now on"
-    assert all(torch.equal(*pair) for pair in zip(encode(ours, prompt), encode(stock, prompt), strict=True))
+    assert torch.equal(*(clip.encode_from_tokens(prompt) for clip in (ours, stock)))
 
 
 def test_a_file_that_serves_several_models_asks_for_the_type(families_folder: Path) -> None:

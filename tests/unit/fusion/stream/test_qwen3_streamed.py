@@ -32,10 +32,8 @@ from fusestream.memory import Checkpoint, read_header
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread")
 
 T = comfy.sd.CLIPType
-PAD = 151643
 IDS = (5, 7, 9, 200, 7)
 ALLOWED = {"precise": 4e-4, "fast": 1.5e-3}
-LAYER = "qwen3_4b.transformer.model.layers.{}"
 
 
 @pytest.fixture(scope="module")

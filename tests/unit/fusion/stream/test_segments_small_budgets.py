@@ -11,8 +11,9 @@ import comfy.sd
 import comfy.utils
 import pytest
 import torch
+from in_halves import load
 from scenes import Scene, Studio, sample
-from wan_in_halves import handed_back, load
+from wan_in_halves import handed_back
 
 from fusestream import checkpoints
 from fusestream.fusion import KernelPolicy, report

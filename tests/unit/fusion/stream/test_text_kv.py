@@ -15,11 +15,12 @@ import int8_files
 import pytest
 import torch
 from comfy_api.torch_helpers import set_torch_compile_wrapper
+from in_halves import load
 from packed_files import packed_file
 from plain_backends import BACKENDS, plain_backends
 from safetensors.torch import load_file
 from torch import Tensor
-from wan_in_halves import handed_back, load
+from wan_in_halves import handed_back
 
 from fusestream import checkpoints
 from fusestream.fusion import KernelPolicy, report

@@ -10,10 +10,10 @@ import comfy.model_management
 import comfy.ops
 import comfy.sd
 import comfy.utils
+import in_halves
 import int8_files
 import pytest
 import torch
-import wan_in_halves
 from scenes import Scene, Studio, sample
 from torch.nn import functional
 from wan_in_halves import distance, handed_back
@@ -37,7 +37,7 @@ def a_clean_ledger() -> None:
 
 
 def load(path: Path, default: Any = "auto", **policy: Any) -> Any:
-    return wan_in_halves.load(path, KernelPolicy.of(default, **policy))
+    return in_halves.load(path, KernelPolicy.of(default, **policy))
 
 
 def unturned(monkeypatch: pytest.MonkeyPatch) -> None:
