@@ -17,6 +17,7 @@ from fusestream.kernels_cuda.launcher import card
 from fusestream.kernels_cuda.ops.attention import attention as op
 from fusestream.kernels_cuda.ops.attention import int8_heads
 from fusestream.kernels_cuda.ops.attention.attention_operands import Operands, arguments
+from fusestream.kernels_cuda.ops.attention.int8_heads import Int8Heads
 
 EXAMPLES = int(os.environ.get("FUSESTREAM_EXAMPLES") or 2500)
 HEADS = int8_heads.HEADS
@@ -38,9 +39,10 @@ def call_of(isa, q, k, v, mask=None, **asked):
 
 
 def converted(isa, call):
+    """Queries and keys in 8 bits, as the kernels make them."""
     o = Operands.of(call.tensors, call.options)
     q8, k8, _ = int8_heads.plan(card(0, isa), o, "test")(o.q, o.k, o.key_lengths, None)
-    return q8, k8
+    return Int8Heads(*q8), Int8Heads(*k8)
 
 
 def meant(heads, together, d):

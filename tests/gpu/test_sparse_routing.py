@@ -18,6 +18,7 @@ from fusestream.kernels_cuda.launcher import card
 from fusestream.kernels_cuda.ops.attention import attention as op
 from fusestream.kernels_cuda.ops.attention import int8_heads, sparse_routing
 from fusestream.kernels_cuda.ops.attention.attention_operands import Operands, arguments
+from fusestream.kernels_cuda.ops.attention.int8_heads import Int8Heads
 
 EXAMPLES = int(os.environ.get("FUSESTREAM_EXAMPLES") or 1250)
 MORE = {"max_examples": EXAMPLES, "deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
@@ -104,7 +105,8 @@ def test_the_tail(isa, tactic, c):
     error = score_error(q, torch.cat((k, tail.k), 1), tactic.precision)
     if tactic.in_8_bits:
         o = Operands.of(call.tensors, call.options)
-        q8, k8, tail8 = int8_heads.plan(card(0, isa), o, "test")(q, k, None, tail.k)
+        made = int8_heads.plan(card(0, isa), o, "test")(q, k, None, tail.k)
+        q8, k8, tail8 = (Int8Heads(*one) for one in made)
         d = q.shape[-1]
         wide_q, wide_k, tail_k = meant(q8, 1, d), meant(k8, 32, d), meant(tail8, 32, d)
         error = float(q8.scales.max() * max(k8.scales.max(), tail8.scales.max())) * 127 * 127 * d * d**-0.5 * 2e-6
