@@ -16,11 +16,9 @@ from fusestream.kernels_cuda.tune.rounds import (
     LOST_AT_ONCE,
     MARGIN,
     MOST_CALLS,
-    MOST_TIMES,
     MOST_WAITS,
     Turn,
     Turns,
-    _Runner,
 )
 from fusestream.kernels_cuda.tune.time_budget import GRANT, SHARE, Purse
 
@@ -194,34 +192,6 @@ def test_after_so_many_calls_what_is_known_decides() -> None:
     card, some = Card({"ours": 1e-1, "stock": 1e-1}), turns("ours", "stock", grant=-1e9)
     assert card.until_chosen(some) == MOST_CALLS
     assert some.winner == "ours" and some.seconds["stock"] == math.inf and some.tried == 1
-
-
-@pytest.mark.parametrize(
-    ("times", "known"),
-    [
-        ([1.0] * 2, False),  # too few
-        ([1.0] * 3, True),
-        ([1.0, 5.0, 1.0 + MARGIN], True),  # the two least agree within the margin
-        ([1.0, 5.0, 1.03], False),
-        ([8e-6, 9e-6, 8.4e-6], True),  # as near as a card's clock can tell
-        ([8e-6, 9e-6, 8.8e-6], False),
-        ([float(i) for i in range(1, 7)], False),
-        ([float(i) for i in range(1, 8)], True),  # seven are enough in any case
-    ],
-)
-def test_when_a_time_is_known(times: list[float], known: bool) -> None:
-    assert _Runner("some", 1.0, None, times=times).is_known is known
-
-
-def test_two_times_that_disagree_are_not_enough() -> None:
-    some = turns("ours", "stock")
-    times = iter([1.0, 1.0, 1.0, 1.4, 1.2, 1.1, 1.3, 1.25, 1.15, 1.05] * 9)
-    count = 0
-    while some.winner is None:
-        turn = some.take()
-        count += turn.is_timed
-        some.heard(turn, next(times) * 1e-5) if turn.is_timed else None
-    assert count > 2 + 2 * 3 and count <= 2 * (1 + MOST_TIMES)
 
 
 # --------------------------------------------------------------------------------------------------- faults, interruptions
