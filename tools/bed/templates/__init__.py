@@ -3,7 +3,7 @@
     files.py       the published weight files: name, size, folder, address
     signatures.py  which inputs, widgets and outputs a node has, in the order in which a workflow stores them
     graph.py       a graph: laid out for a person, as an API prompt for a machine
-    examples.py    the graphs, and the titles under which they are found
+    examples/      the graphs, and the titles under which they are found
     blueprints.py  of some of them, one node for all of it: `subgraphs/`
     said.py        the notes in Chinese and Japanese: `nodes/web/notes/`
     note.py        the note on each: which file goes where, what an 8 GB card should expect

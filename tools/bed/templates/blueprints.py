@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from . import examples
+from .examples import wan
 from .graph import NAMESPACE, Graph
 from .signatures import signature
 
@@ -216,24 +216,24 @@ BLUEPRINTS = (
         "FuseStream Text to Video (Wan 2.1 1.3B)",
         f"{CATEGORY}/Text to video",
         "Text to video with the small Wan 2.1, whose weights stream.",
-        examples.text_to_video_small,
+        wan.text_to_video_small,
     ),
     Blueprint(
         "FuseStream Text to Video in 4 Steps (Wan 2.1 14B)",
         f"{CATEGORY}/Text to video",
         "Text to video with Wan 2.1 14B and a LoRA for 4 steps; weights stream.",
-        examples.four_steps,
+        wan.four_steps,
     ),
     Blueprint(
         "FuseStream Image to Video (Wan 2.1 14B)",
         f"{CATEGORY}/Image to video",
         "A picture becomes the first frame of a video, with Wan 2.1 14B, whose weights stream.",
-        examples.image_to_video,
+        wan.image_to_video,
     ),
     Blueprint(
         "FuseStream Image to Video in 4 Steps (Wan 2.2 14B)",
         f"{CATEGORY}/Image to video",
         "A picture becomes the first frame of a video, with the pair of Wan 2.2 and a LoRA for 4 steps for each; weights stream.",
-        examples.image_to_video_pair,
+        wan.image_to_video_pair,
     ),
 )

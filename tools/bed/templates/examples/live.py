@@ -1,0 +1,57 @@
+"""Examples of live video: a file and a camera through SD-Turbo."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .. import files
+from ..graph import Column, Graph
+from .parts import METER, columns_of, prompt_nodes, put_note
+
+CLIP = "live_clip.mp4"  # made by clip.py
+
+
+def live_video(graph: Graph) -> None:
+    columns = columns_of(330, 330, 330, 400)
+    about = (
+        "A video through SD-Turbo, frame by frame: one step for each, and the frame before is blended in where nothing moves. "
+        f"**{CLIP}** is in the *workflows* folder of this pack: put it into ComfyUI's *input* folder, or choose one of yours in "
+        "**The video to change**. **strength** says how much of it is made anew."
+    )
+    _live(graph, columns, "Live video with SD-Turbo", about, file=CLIP, blend=0.5)
+
+
+def live_camera(graph: Graph) -> None:
+    columns = columns_of(330, 330, 330, 400)
+    about = (
+        "Your camera through SD-Turbo: press **Run**, allow the camera, look at the node; **Stop the camera** ends the video, and "
+        "it is saved. Browsers give cameras only to pages on this machine (localhost) or with https. **skip** leaves out frames "
+        "in which nothing happens."
+    )
+    _live(graph, columns, "Live camera with SD-Turbo", about, blend=0.3, skip=0.005)
+
+
+def _live(
+    graph: Graph, columns: Sequence[Column], title: str, about: str, file: str | None = None, **more: Any
+) -> None:
+    """What both have in common. file: of a video; None: the camera."""
+    weights = files.SD_TURBO
+    loader = graph.add(columns[0], "FuseStreamCheckpointLoader", ckpt_name=weights.name, files=(weights,))
+    columns[0].y += METER
+    if file is not None:
+        video = graph.add(columns[0], "LoadVideo", "The video to change", tall=420, file=file, upload="image")
+        more["video"] = video[0]
+    model, encoder, vae = (loader[slot] for slot in range(3))
+    positive, negative = prompt_nodes(graph, columns[1], encoder, "a painting of toys, thick strokes of oil on canvas")
+    links: dict[str, Any] = {"model": model, "positive": positive[0], "negative": negative[0], "vae": vae}
+    # Higher by the camera's button, and by the newest frame, which is drawn on the node while it runs.
+    live = graph.add(columns[2], "FuseStreamLiveVideo", tall=760, scheduler="sd_turbo", **links, **more)
+    saved: dict[str, Any] = {"filename_prefix": "video/FuseStream-live", "format": "auto", "codec": "auto"}
+    graph.add(columns[3], "SaveVideo", tall=480, video=live[1], **saved)
+    advice = (
+        "For more frames a second connect a *FuseStream VAE Loader* with **taesd** in place of the checkpoint's VAE: put "
+        "taesd_encoder and taesd_decoder, 5 MB each, from *madebyollin/taesd* on github.com, into *vae_approx*. It computes in "
+        "FP16."
+    )
+    put_note(graph, columns[1:2], title, about, None, advice, tall=400)
