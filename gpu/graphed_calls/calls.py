@@ -26,6 +26,7 @@ from ..graphs import RECORDER, Recorder
 from ..replay import NO_ROOM, STRAYS, Replay, unpaid
 from ..streams import at
 from .attempt import Body, Watched, Work, recorded, watched
+from .call_state import CallState, surroundings
 from .owner import NotCaptured, Owner
 
 MOST_GRAPHS = 4  # per owner; the ones used last stay
@@ -33,38 +34,7 @@ MOST_GRAPHS = 4  # per owner; the ones used last stay
 # short. A step of SDXL at 1024x1024 takes 0.58 GiB.
 MOST_BYTES = 2**30
 MOST_CALLS = 64  # keys whose progress is remembered
-MOST_PATIENCE = 64  # the most calls that must find everything in its place after wasted graphs
 GIB = 2**30
-# Settings of torch's products, which other code may switch between two calls.
-SWITCHES = (
-    "allow_fp16_accumulation",
-    "allow_fp16_reduced_precision_reduction",
-    "allow_bf16_reduced_precision_reduction",
-)
-
-
-class _Call:
-    """Knowledge about the calls of one key. refused: why they are not captured."""
-
-    def __init__(self) -> None:
-        self.ran = 0
-        self.refused: str | None = None
-        self.is_for_now = False  # refused until the owner's memory changes
-        self.graph: Replay | None = None
-        # the memory that it reads and writes in addition to its arguments
-        self.memory: object = None
-        self.wasted = 0  # attempts in a row whose graph was never replayed
-        self.calm = 0  # calls counted since the last move
-
-    def moved(self) -> None:
-        """Something that the call computes with has moved."""
-        self.calm = 0
-        if self.is_for_now:
-            self.refused, self.is_for_now = None, False
-
-    @property
-    def is_calm(self) -> bool:
-        return self.wasted < 2 or self.calm >= min(2 ** (self.wasted - 1), MOST_PATIENCE)
 
 
 def _unchanged() -> str | None:
@@ -98,8 +68,8 @@ class GraphedCalls:
         """
         self._owner, self._recorder = owner, recorder
         self._undecided, self._hurried, self._together = undecided, hurried, together
-        self._calls: OrderedDict[Hashable, _Call] = OrderedDict()  # the latest last
-        self._latest: tuple[Hashable, _Call | None] = None, None  # the latest call and its key
+        self._calls: OrderedDict[Hashable, CallState] = OrderedDict()  # the latest last
+        self._latest: tuple[Hashable, CallState | None] = None, None  # the latest call and its key
         self._generation: Hashable = None  # the owner's generation that the graphs belong to
         self._lock = threading.RLock()
         self._is_recording = False
@@ -149,7 +119,7 @@ class GraphedCalls:
                 self._owner.note(f"none: {reason}")
             return body(*given)
         try:
-            call = self._call_of((key, _surroundings(), taken_apart(given, tensors, device)))
+            call = self._call_of((key, surroundings(), taken_apart(given, tensors, device)))
         except Unfit as unfit:
             call, reason = None, str(unfit)
         if call is not None and call.refused is not None and not call.is_for_now and not self._graphs():
@@ -206,13 +176,13 @@ class GraphedCalls:
     def _graphs(self) -> list[Replay]:
         return [call.graph for call in tuple(self._calls.values()) if call.graph is not None]
 
-    def _call_of(self, key: Hashable) -> _Call:
+    def _call_of(self, key: Hashable) -> CallState:
         """The record of a key's calls, now the latest. The last key is compared first, because
         hashing a long key takes longer."""
         with self._lock:
             latest, call = self._latest
             if call is None or key != latest:
-                call = self._calls[key] = self._calls.get(key) or _Call()
+                call = self._calls[key] = self._calls.get(key) or CallState()
                 self._calls.move_to_end(key)
                 self._latest = key, call
                 while len(self._calls) > MOST_CALLS:
@@ -229,20 +199,20 @@ class GraphedCalls:
             for call in self._calls.values():
                 call.moved()
 
-    def _has_memory(self, call: _Call, memory: object) -> None:
+    def _has_memory(self, call: CallState, memory: object) -> None:
         with self._lock:
             self._drop(call)
             call.memory = memory
             call.moved()
 
-    def _never(self, call: _Call, reason: str, *, is_for_now: bool = False) -> None:
+    def _never(self, call: CallState, reason: str, *, is_for_now: bool = False) -> None:
         """Never capture the call or, with is_for_now, not before the owner's memory changes."""
         with self._lock:
             self._drop(call)
             call.refused, call.is_for_now = reason, is_for_now
         self.refuse(reason)
 
-    def _drop(self, call: _Call) -> None:
+    def _drop(self, call: CallState) -> None:
         graph, call.graph = call.graph, None
         if graph is not None:
             call.wasted = 0 if graph.replayed else call.wasted + 1
@@ -252,7 +222,7 @@ class GraphedCalls:
 
     # ------------------------------------------------------------------------------------- one more call
 
-    def _unsettled(self, call: _Call | None, work: Work, comes: bool) -> Any:
+    def _unsettled(self, call: CallState | None, work: Work, comes: bool) -> Any:
         """Run a call while the owner is not settled. If the owner is settled afterwards, this was
         the first call."""
         before = self._undecided()
@@ -262,7 +232,7 @@ class GraphedCalls:
             call.ran = max(call.ran, 1)
         return out
 
-    def _settled(self, call: _Call, work: Work, generation: Hashable, changed: Callable[[], str | None]) -> Any:
+    def _settled(self, call: CallState, work: Work, generation: Hashable, changed: Callable[[], str | None]) -> Any:
         """Run a call of a settled owner: replay it, or advance it towards a graph."""
         graph = call.graph
         if graph is None or self._was_changed or not graph.is_repeatable:
@@ -285,7 +255,7 @@ class GraphedCalls:
         self.tokens += call.memory is not None
         return out
 
-    def _replay(self, call: _Call, work: Work, changed: Callable[[], str | None]) -> tuple[Any, str | None] | None:
+    def _replay(self, call: CallState, work: Work, changed: Callable[[], str | None]) -> tuple[Any, str | None] | None:
         """Replay the call. Returns its result, and the reason to drop that result, if any. None if
         another thread has given the graph back, or if there is no memory for it."""
         with self._lock, at(work.device):
@@ -313,7 +283,7 @@ class GraphedCalls:
             self.replayed += 1
             return out, None
 
-    def _advance(self, call: _Call, work: Work, generation: Hashable) -> Any:
+    def _advance(self, call: CallState, work: Work, generation: Hashable) -> Any:
         """Run one more call of a key without a graph."""
         if call.ran >= 2:
             if call.is_calm:
@@ -339,7 +309,7 @@ class GraphedCalls:
 
     # ------------------------------------------------------------------------------------------- capture
 
-    def _capture(self, call: _Call, work: Work, generation: Hashable) -> Any:
+    def _capture(self, call: CallState, work: Work, generation: Hashable) -> Any:
         """Compute the call as ever and return its result; capture it if possible."""
         nbytes = sum(span(tensor).nbytes for tensor in work.tensors)
         if nbytes > MOST_BYTES:
@@ -356,7 +326,7 @@ class GraphedCalls:
         # By now the failed frames and their tensors are gone.
         return work.run()
 
-    def _record(self, call: _Call, work: Work, seen: Watched, generation: Hashable, before: int) -> Any:
+    def _record(self, call: CallState, work: Work, seen: Watched, generation: Hashable, before: int) -> Any:
         """Capture a call that was watched. Returns its result."""
         if seen.keeps is not None:
             self._never(call, seen.keeps)
@@ -378,7 +348,7 @@ class GraphedCalls:
             graph.recorded.release()
         return seen.out
 
-    def _is_outdated(self, call: _Call, generation: Hashable, before: int) -> bool:
+    def _is_outdated(self, call: CallState, generation: Hashable, before: int) -> bool:
         """Whether a graph would no longer fit the present state. before: the number undecided at
         its beginning."""
         if self._undecided() != before:
@@ -391,7 +361,7 @@ class GraphedCalls:
         return False
 
     @contextmanager
-    def _alone(self, call: _Call) -> Iterator[bool]:
+    def _alone(self, call: CallState) -> Iterator[bool]:
         """Stand alone for a recording. Gives False if the owner moved, or if another thread
         captured the call."""
         with self._owner.standing_still() as stands:
@@ -408,7 +378,7 @@ class GraphedCalls:
                 finally:
                     self._is_recording = False
 
-    def _keep(self, call: _Call, graph: Replay, seen: Watched) -> Any:
+    def _keep(self, call: CallState, graph: Replay, seen: Watched) -> Any:
         """Keep the graph if its replay gives what was computed. Returns the result."""
         self._drop(call)
         call.graph = graph
@@ -424,7 +394,7 @@ class GraphedCalls:
         self._keep_to_limits(call)
         return out
 
-    def _keep_to_limits(self, call: _Call) -> None:
+    def _keep_to_limits(self, call: CallState) -> None:
         """Enforce the limits when the bytes of the call's graph are known, or known better."""
         graph = call.graph
         if graph is None:
@@ -444,15 +414,3 @@ class GraphedCalls:
 
     def _is_too_much(self) -> bool:
         return self._together is not None and sum(graph.nbytes for graph in self._graphs()) > self._together
-
-
-def _surroundings() -> Hashable:
-    """Settings that torch computes with and that no argument shows."""
-    matmul = torch.backends.cuda.matmul
-    return (
-        torch.is_inference_mode_enabled(),
-        torch.is_grad_enabled(),
-        torch.is_autocast_enabled(),
-        torch.are_deterministic_algorithms_enabled(),
-        *(getattr(matmul, name, None) for name in SWITCHES),
-    )

@@ -13,7 +13,7 @@ from taped import BUDGET, NBYTES, Interrupted, Scene
 from torch import Tensor, nn
 
 from fusestream.gpu import capture
-from fusestream.gpu.graphed_calls import calls
+from fusestream.gpu.graphed_calls import call_state, calls
 from fusestream.gpu.replay import NO_ROOM
 
 
@@ -84,7 +84,7 @@ def test_another_call_is_captured_anew(scene: Scene, other: str, monkeypatch: py
     assert scene.calls.replayed == 1
 
 
-@pytest.mark.parametrize("switch", calls.SWITCHES)
+@pytest.mark.parametrize("switch", call_state.SWITCHES)
 def test_how_torch_multiplies_is_part_of_a_call(scene: Scene, monkeypatch: pytest.MonkeyPatch, switch: str) -> None:
     scene.run(4)
     before = getattr(torch.backends.cuda.matmul, switch, False)
