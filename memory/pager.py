@@ -20,7 +20,6 @@ import atexit
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from .backends.backend import (
@@ -33,6 +32,7 @@ from .backends.backend import (
 from .budget import DeviceBudget
 from .layer import Layer, rare_of
 from .ledger import Ledger
+from .place import Place
 from .plan import Plan, Rates, aligned, make_plan
 
 
@@ -40,24 +40,6 @@ class PagerError(RuntimeError):
     """The pager was asked for something that it cannot do."""
 
     __module__ = "fusestream"
-
-
-@dataclass(eq=False)
-class Place:
-    """Room for a layer: a resident's own, or a slot of the ring."""
-
-    room: Any
-    nbytes: int
-    layer: int | None = None
-    copy: Copy | None = None
-    users: int = 0
-    # ends of its last uses, for which the next copy into this room waits
-    released: tuple[Ticket, ...] = ()
-    begun: Ticket | None = None  # the use under way
-
-    def is_released_at(self, point: Ticket) -> None:
-        """Add the end of a use. Of the points of one order only the last is kept."""
-        self.released = (*(t for t in self.released if t.order != point.order), point)
 
 
 class Pager:

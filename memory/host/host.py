@@ -31,7 +31,8 @@ from ..runs import (
 from .direct import DirectReads
 from .kept_pages import KeptPages
 from .ram import RamBudget, measure_ram
-from .registered import NotRegistered, Places, Registrar
+from .registered import NotRegistered, Registrar
+from .registered_pages import Places
 from .ring import PinnedRing, PlainReads, Reading, Reads, RingSize
 
 Way = Literal["auto", "registered", "pinned", "direct"]
