@@ -142,12 +142,6 @@ class Model(Weights):
     def ran_as_a_graph(self) -> None:
         self.as_graph += 1
 
-    def take_beside(self, nbytes: int) -> bool:
-        return self.room(nbytes)
-
-    def give_back_beside(self, nbytes: int) -> None:
-        self.room(-nbytes)
-
     def note(self, what: str, why: str) -> None:
         self.notes[what] = why
 

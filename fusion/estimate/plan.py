@@ -150,7 +150,7 @@ class _Case:
         self.card_name = card
         self.card: Card | None = card_of(model.load_device)
         self.net = model.model.diffusion_model
-        self.family = _family(self.stream.family)
+        self.family = _family(self.stream.arrivals.family)
         policy = policy_on(model)
         is_off = policy is None or policy.is_off or self.family is None
         self.who = STOCK if is_off or policy is None else rates_of_policy(model, policy)

@@ -55,7 +55,7 @@ def resolved(model: Any) -> AsStored | None:
 def as_stored(model: Any, policy: KernelPolicy) -> AsStored:
     """The meaning that `auto` would have, for a model of any quality."""
     stream = getattr(model.model, STREAM, None)
-    if not isinstance(stream, BlockStream) or not stream.family:
+    if not isinstance(stream, BlockStream) or not stream.arrivals.family:
         return AsStored.STOCK
     storage, is_packed = most_of(stream)
     if is_packed:

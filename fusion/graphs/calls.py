@@ -46,10 +46,9 @@ class Model(Protocol):
     def ran_as_a_graph(self) -> None:
         """Count that all of its blocks have run, with one launch."""
 
-    def take_beside(self, nbytes: int) -> bool:
-        """Take bytes in addition to the weights. Returns whether the budget had them left."""
-
-    def give_back_beside(self, nbytes: int) -> None: ...
+    def room(self, nbytes: int) -> bool:
+        """Take bytes in addition to the weights or, if negative, give them back. Returns whether
+        the budget had them left."""
 
     def note(self, what: str, why: str) -> None:
         """Note something for the report."""
@@ -85,10 +84,7 @@ class _ModelOwner(Owner):
         self._model.note("CUDA graphs", words)
 
     def room(self, nbytes: int) -> bool:
-        if nbytes >= 0:
-            return self._model.take_beside(nbytes)
-        self._model.give_back_beside(-nbytes)
-        return True
+        return self._model.room(nbytes)
 
     def watch(self) -> tuple[Container[int], Callable[[], str | None]]:
         before = self._net.kept()

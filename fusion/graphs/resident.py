@@ -48,15 +48,13 @@ class ResidentModel:
     def ran_as_a_graph(self) -> None:
         """Does nothing: no block of it is watched."""
 
-    def take_beside(self, nbytes: int) -> bool:
-        """Take some of the bytes that were asked for. Returns whether they were left."""
+    def room(self, nbytes: int) -> bool:
+        """Take some of the bytes that were asked for or, if negative, give them back. Returns
+        whether they were left."""
         if nbytes > self._left:
             return False
         self._left -= nbytes
         return True
-
-    def give_back_beside(self, nbytes: int) -> None:
-        self._left += nbytes
 
     def note(self, what: str, why: str) -> None:
         """Note something for the report."""

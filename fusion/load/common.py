@@ -80,7 +80,7 @@ def let_stream(model: Any, stream: BlockStream, path: str, family: Family | None
     """Attach a stream to its model. The report says who computes the blocks, and so does the log if
     it is ComfyUI."""
     if family is not None and fused:
-        stream.family = family.name
+        stream.arrivals.family = family.name
     elif family is None or family.aside is None:  # otherwise that was said
         LEDGER.say_once(f"{path} streams; no fused kernels for this family: ComfyUI computes its blocks.", logging.INFO)
     attach(model, stream)

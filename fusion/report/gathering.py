@@ -98,7 +98,7 @@ def where_it_is(stream: BlockStream) -> str:
     plan = stream.residency.pager.plan
     if not plan.streamed and not plan.rare:
         return "Its blocks stream, and all of them fit: each came once and stayed."
-    parts = " in parts" if stream.is_in_parts else ""
+    parts = " in parts" if stream.residency.is_in_parts else ""
     return (
         f"Its blocks stream{parts}: {counted(len(plan.resident), 'stays', 'stay')} in VRAM, "
         f"{counted(len(plan.streamed), 'passes', 'pass')} through {counted(plan.slots, 'slot')}."
@@ -125,7 +125,7 @@ def what_it_holds(stream: BlockStream) -> str:
 
 
 def who_computes(stream: BlockStream) -> str:
-    return "" if stream.family else "It streams; there are no fused kernels for this family: ComfyUI computes."
+    return "" if stream.arrivals.family else "It streams; there are no fused kernels for this family: ComfyUI computes."
 
 
 def title(model: Any) -> dict[str, Any]:

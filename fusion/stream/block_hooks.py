@@ -124,7 +124,7 @@ def _entering(kind: type, name: str, method: Any) -> Any:
             return compute(*args, **kwargs)
         if not _has_tensors((*args, *kwargs.values())):
             return compute(*args, **kwargs)
-        if not is_compiled and not numbers and stream.is_in_parts and not self.__dict__[ENTERED]:
+        if not is_compiled and not numbers and stream.residency.is_in_parts and not self.__dict__[ENTERED]:
             # Where this is a block of which parts are paged, its method may look for weights
             # anywhere in it.
             whole = stream.taken_over(self, None)

@@ -119,20 +119,6 @@ class BlockStream:
         """The pager's layers, in its order."""
         return self.residency.segmentation.paged
 
-    @property
-    def family(self) -> str | None:
-        """The family whose kernels compute the blocks; None: ComfyUI computes them."""
-        return self.arrivals.family
-
-    @family.setter
-    def family(self, name: str | None) -> None:
-        self.arrivals.family = name
-
-    @property
-    def is_in_parts(self) -> bool:
-        """Whether parts of blocks are paged."""
-        return self.residency.is_in_parts
-
     # ------------------------------------------------------------------------------------------------ segmentation
 
     def _number(self) -> None:
@@ -348,13 +334,9 @@ class BlockStream:
         """Where the model runs."""
         return self.residency.device
 
-    def take_beside(self, nbytes: int) -> bool:
-        """Take device bytes for CUDA graphs; see `Residency.take_beside`."""
-        return self.residency.take_beside(nbytes)
-
-    def give_back_beside(self, nbytes: int) -> None:
-        """Give them back."""
-        self.residency.give_back_beside(nbytes)
+    def room(self, nbytes: int) -> bool:
+        """Take device bytes for CUDA graphs; see `Residency.room`."""
+        return self.residency.room(nbytes)
 
     def note(self, what: str, why: str) -> None:
         """Say why in the report."""

@@ -139,22 +139,20 @@ class Residency:
         """Device bytes of CUDA graphs, beside the weights."""
         return self.graphs.nbytes if self.graphs is not None else 0
 
-    def take_beside(self, nbytes: int) -> bool:
-        """Take device bytes for CUDA graphs; False: the pool has not so many left."""
+    def room(self, nbytes: int) -> bool:
+        """Take device bytes for CUDA graphs or, if negative, give them back. False: the pool has
+        not so many left."""
         if self._pool is None:
-            return False
+            return nbytes <= 0
         try:
-            self._pool.budget.take(nbytes)
+            if nbytes >= 0:
+                self._pool.budget.take(nbytes)
+            else:
+                self._pool.budget.give_back(-nbytes)
         except OverBudget:
             return False
         self.ledger.hold(GRAPHS, nbytes)
         return True
-
-    def give_back_beside(self, nbytes: int) -> None:
-        """Give back what `take_beside` took."""
-        if self._pool is not None and nbytes:
-            self._pool.budget.give_back(nbytes)
-            self.ledger.hold(GRAPHS, -nbytes)
 
     def release_graphs(self) -> int:
         """Drop the CUDA graphs, which are captured again if that pays. Returns their bytes. Never

@@ -349,7 +349,7 @@ def test_a_changed_block_is_computed_by_comfyui(
         one.op == "Z-Image diffusion model" and "ComfyUI's is another by now" in one.reason for one in LEDGER.refusals
     )
     assert said[0] in doctor.as_text(doctor.examine(measure=False)).replace("! ", "")
-    assert models[0].stream.family is None
+    assert models[0].stream.arrivals.family is None
 
 
 def test_a_comfyui_that_was_tried_is_told_from_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -196,7 +196,7 @@ def test_what_streams_is_what_is_counted(kind: str, tmp_path: Path, small_ones_t
     model = load_streamed_diffusion_model(str(checkpoints.write(kind, tmp_path)), None, fusion.KernelPolicy.of("off"))
     net = model.model.diffusion_model
     shape = (1, 16, 3, 16, 16) if kind == "wan_t2v" else (1, model.model.latent_format.latent_channels, 32, 32)
-    counted = next(f for f in plan.FAMILIES if f.name == model.stream.family).cost(net, shape)  # type: ignore[misc]
+    counted = next(f for f in plan.FAMILIES if f.name == model.stream.arrivals.family).cost(net, shape)  # type: ignore[misc]
     assert counted is not None and counted.gemm > 0 and counted.attention >= counted.own > 0
     blocks = sum(layer.nbytes for layer in model.stream.layers)
     held = 4 if model.model.get_dtype() == torch.float32 else 2
@@ -210,7 +210,7 @@ def test_what_it_says_stays_is_what_stays(streamed: Any) -> None:
     found = fit_of(streamed, LATENT, 1)
     sample(streamed, 2)
     assert found.verdict is Verdict.STREAMS and found.stays + found.passes == len(streamed.stream.layers)
-    assert found.parts is streamed.stream.is_in_parts is True, "more of it stays so"
+    assert found.parts is streamed.stream.residency.is_in_parts is True, "more of it stays so"
     held = streamed.stream.residency.pager.plan
     assert (len(held.resident), held.footprint, held.window_bytes) == (found.stays, found.held, found.window)
     after = fit_of(streamed, LATENT, 1)

@@ -97,7 +97,7 @@ def test_it_encodes_as_stocks(folder: Path, storage: str, precision: str) -> Non
     ours, stock = load(path, precision=precision), stocks(path)
     for prompt in PROMPTS:
         near(encode(ours, prompt), encode(stock, prompt), ALLOWED[precision])
-    assert ours.patcher.stream.family == "Qwen3-VL"
+    assert ours.patcher.stream.arrivals.family == "Qwen3-VL"
 
 
 def test_long_prompts_and_large_pictures_pass_in_chunks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

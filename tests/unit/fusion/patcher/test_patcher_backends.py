@@ -105,7 +105,9 @@ def test_blocks_in_parts_have_their_loras(load: Callable[..., Any], folder: Path
     for strength in (1.0, 0.0):
         pair = [comfy.sd.load_lora_for_models(model, None, lora, strength, 0.0)[0] for model in (ours, stock)]
         assert torch.equal(*(sample(model) for model in pair)), strength
-    assert ours.stream.is_in_parts and ours.stream.residency.ledger.peak("VRAM") <= ours.stream.residency.narrow
+    assert (
+        ours.stream.residency.is_in_parts and ours.stream.residency.ledger.peak("VRAM") <= ours.stream.residency.narrow
+    )
 
 
 @pytest.mark.every_other

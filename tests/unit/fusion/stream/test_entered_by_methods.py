@@ -6,6 +6,7 @@ import importlib
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import comfy.ldm.wan.model as stock
@@ -183,14 +184,14 @@ def test_a_block_that_is_paged_in_parts_comes_whole(
     path = checkpoints.write("wan_t2v", studio.folder, "fp16")
     ours = streamed(path, lambda stream: stream.residency.whole)
     wanted = sample(ours, scenes["wan_t2v"])
-    assert ours.stream.is_in_parts
+    assert ours.stream.residency.is_in_parts
     x = torch.randn(1, 4, 256)
     weights = {name: tensor.float() for name, tensor in load_file(path).items()}
     got = ours.model.diffusion_model.blocks[1].keys(x)
     names = [f"blocks.1.{part}.k" for part in ("self_attn", "cross_attn")]
     products = [torch.nn.functional.linear(x, weights[f"{n}.weight"], weights[f"{n}.bias"]) for n in names]
     assert torch.equal(got, products[0] + products[1])
-    assert not ours.stream.is_in_parts
+    assert not ours.stream.residency.is_in_parts
     assert torch.equal(sample(ours, scenes["wan_t2v"]), wanted)
 
 
@@ -215,7 +216,7 @@ class Asked:
     """In the place of a stream."""
 
     def __init__(self, *, is_in_parts: bool = False) -> None:
-        self.is_in_parts = is_in_parts
+        self.residency = SimpleNamespace(is_in_parts=is_in_parts)
         self.entered: list[int] = []
         self.path = Path()
 

@@ -67,12 +67,15 @@ def test_parts_are_the_same_to_the_bit(folder: Path, kind: str, policy: KernelPo
     make = with_lora if lora else lambda model: model
     whole = load(path, policy)
     want = sample(make(whole), scene)
-    assert not whole.stream.is_in_parts
+    assert not whole.stream.residency.is_in_parts
     parts = load(path, policy)
     parts.stream.residency.ceiling = parts.stream.residency.narrow
     assert parts.stream.residency.narrow < 0.75 * parts.stream.residency.whole
     assert torch.equal(sample(make(parts), scene), want)
-    assert parts.stream.is_in_parts and parts.stream.residency.ledger.peak("VRAM") <= parts.stream.residency.narrow
+    assert (
+        parts.stream.residency.is_in_parts
+        and parts.stream.residency.ledger.peak("VRAM") <= parts.stream.residency.narrow
+    )
     assert not [refusal for refusal in LEDGER.refusals if refusal.op.endswith("block")]
 
 

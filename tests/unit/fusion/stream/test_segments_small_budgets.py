@@ -97,7 +97,7 @@ def test_parts_are_the_same_to_the_bit(
     stream = model.stream
     assert stream.residency.narrow < 0.5 * stream.residency.whole
     assert torch.equal(sample(model, scenes[kind]), want)
-    assert handed_back() == set() and stream.is_in_parts
+    assert handed_back() == set() and stream.residency.is_in_parts
     told = report.gather(model)
     assert "Its blocks stream in parts" in told.state and told.passes == 2 and len(told.layers) == len(stream.layers)
     assert stream.residency.ledger.peak("VRAM") <= stream.residency.narrow
@@ -135,12 +135,12 @@ def test_it_is_the_budget_that_takes_blocks_apart(path: str, scene: Scene, expec
     stream.residency.ceiling = stream.residency.whole - 1
     assert torch.equal(sample(model, scene), expected)
     pager = stream.residency.pager
-    assert stream.is_in_parts and pager.plan.resident and stream.residency.held <= stream.residency.ceiling
+    assert stream.residency.is_in_parts and pager.plan.resident and stream.residency.held <= stream.residency.ceiling
     allow(model, None)
     assert torch.equal(sample(model, scene), expected)
     assert stream.residency.pager is pager and len(pager.plan.resident) == len(stream.layers), "nothing came anew"
     mm.unload_all_models()
-    assert torch.equal(sample(model, scene), expected) and not stream.is_in_parts
+    assert torch.equal(sample(model, scene), expected) and not stream.residency.is_in_parts
 
 
 def test_patches_go_along_when_blocks_are_taken_apart(studio: Studio, path: str, scene: Scene) -> None:
@@ -204,7 +204,7 @@ def test_a_block_that_another_node_took_over_is_whole(path: str, scene: Scene, e
     model = in_parts(load(path))
     stream, block = model.stream, model.model.diffusion_model.blocks[2]
     mm.load_models_gpu([model])
-    assert stream.is_in_parts
+    assert stream.residency.is_in_parts
     allow(model, None)
     model.add_object_patch("diffusion_model.blocks.2.forward", reaches_in(block, calls))
     assert torch.equal(sample(model, scene), expected)

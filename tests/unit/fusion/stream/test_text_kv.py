@@ -202,7 +202,7 @@ def test_whole_blocks_too(folder: Path) -> None:
     stream.residency.ceiling = stream.residency.narrow
     assert torch.equal(sample(ours), sample(plain(folder)))
     assert (
-        not stream.is_in_parts
+        not stream.residency.is_in_parts
         and stream.residency.segmentation.base is not None
         and stream.residency.texts.spared == STEPS - 1
     )
