@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fusestream.kernels_cuda import LEDGER, OPS, KernelPolicy
 from fusestream.kernels_cuda.tune import autotune
+from fusestream.kernels_cuda.tune.event_timer import spin
 from fusestream.kernels_cuda.tune.time_budget import Purse
 
 LAYOUTS = ("first", "last")  # of images: pixels of a channel adjacent, or channels of a pixel
@@ -107,25 +108,55 @@ def padded_rows(t: Tensor, extra: int) -> Tensor:
     return view.copy_(t)
 
 
-def in_turns(**runs: Callable[[], object]) -> dict[str, list[float]]:
-    """Milliseconds of each, from the host's first word to the card's last, round after round: what runs beside meets all alike."""
+def in_turns(*, on_card: bool = False, **runs: Callable[[], object]) -> dict[str, list[float]]:
+    """Milliseconds of each, round after round, because work beside them then disturbs all alike: from the host's first word to the
+    card's last.
+
+    on_card  the card's time alone, for work that is replayed as a graph or is large on the cards that the pack is for: the card is
+             kept busy while the host asks for it
+    """
     found: dict[str, list[float]] = {name: [] for name in runs}
     with pytest.MonkeyPatch.context() as patch:
-        # What tests are run with, three launches more for every output, is not what is measured.
-        patch.delenv("FUSESTREAM_POISON", raising=False)
+        # What tests are run with is not what is measured: three launches more for every output, and checks of bound plans.
+        for name in ("FUSESTREAM_POISON", "FUSESTREAM_CHECK_BOUND"):
+            patch.delenv(name, raising=False)
         _forget_plans()
-        for run in runs.values():
-            until_chosen(run)
-        for done in range(ROUNDS + 1):  # the first warms up
+        hosts = {name: _host_seconds(run) for name, run in runs.items()}
+        for _ in range(ROUNDS):
             for name, run in runs.items():
-                torch.cuda.synchronize()
-                started = time.perf_counter()
-                run()
-                torch.cuda.synchronize()
-                if done:
-                    found[name].append((time.perf_counter() - started) * 1e3)
+                found[name].append(_card_ms(run, 2 * hosts[name]) if on_card else _whole_ms(run))
     _forget_plans()
     return found
+
+
+def _host_seconds(run: Callable[[], object]) -> float:
+    """What the host takes to ask for a call for which the kernels are chosen."""
+    until_chosen(run)
+    started = time.perf_counter()
+    run()
+    seconds = time.perf_counter() - started
+    torch.cuda.synchronize()
+    return seconds
+
+
+def _whole_ms(run: Callable[[], object]) -> float:
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    run()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - started) * 1e3
+
+
+def _card_ms(run: Callable[[], object], ahead: float) -> float:
+    """ahead: seconds for which the card is busy before, so that it does not wait for the host."""
+    torch.cuda.synchronize()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    spin(torch.device("cuda", torch.cuda.current_device()), ahead)
+    start.record()
+    run()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end))
 
 
 def _forget_plans() -> None:
