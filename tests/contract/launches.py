@@ -15,10 +15,12 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from contract.launch_edges import EDGES
 from contract.launch_samples import SERVED, Wide, altered
 from contract.op_contract import Contract, Draw, Sample, into, several, twins
 from contract.op_samples import CONTRACTS
@@ -226,7 +228,7 @@ def told(op: Op, call: Call, monkeypatch: pytest.MonkeyPatch, in_full: list[str]
 
 
 def calls(name: str, contract: Contract) -> Iterator[tuple[str, Op, Call]]:
-    """Calls of an op, each with how it is drawn: the contract's own samples, wider ones, and those made for the kernel."""
+    """Calls of an op, each with how it is drawn: the contract's own samples, wider ones, those made for the kernel, and edges."""
     drawn: list[tuple[str, Callable[[], Sample]]] = []
 
     def add(title: str, draw: Draw, of: Contract = contract) -> None:
@@ -239,6 +241,9 @@ def calls(name: str, contract: Contract) -> Iterator[tuple[str, Op, Call]]:
     add("empty", Draw(0, empty=0))
     for seed in range(9 if name in SERVED else 0):
         add(f"served {seed}", Draw(seed), replace(contract, **SERVED[name]))
+    for base, changes, function in EDGES.get(name, ()):
+        of = replace(contract, function=function or SERVED.get(name, {}).get("function", contract.function))
+        drawn += [(title, partial(Sample.of, of, {**base, **change})) for title, change in changes.items()]
     torch.manual_seed(0)  # what samples make beside `Draw`
     for title, make in drawn:
         sample = make()
@@ -257,13 +262,16 @@ def report(name: str, monkeypatch: pytest.MonkeyPatch, in_full: list[str]) -> li
     twin, op, at = next((found for found in twins() if found[0].name == name), (OPS[name], OPS[name], -1))
     contract = CONTRACTS[op.name]
     kernels = hashlib.sha256(repr(twin.kernels).encode()).hexdigest()[:12]
-    lines = [f"{twin.schema} writes {twin.writes}, kernels {kernels}"]
+    candidates = ", ".join(candidate.name for candidate in twin.candidates)
+    lines = [f"{twin.schema} writes {twin.writes}, kernels {kernels}, by {candidates}"]
     for title, of, call in calls(op.name, contract):
         asked = [(title, of, call)]
         if twin is not op:
             try:
                 made = of.fake(*call.tensors, *call.options)
             except (ValueError, RuntimeError, IndexError):
+                continue
+            if made.is_meta:  # of what is too large there is no place
                 continue
             room = (
                 torch.empty(*made.shape[:-1], made.shape[-1] + 16, dtype=made.dtype)[..., 8:-8] if made.ndim else made
