@@ -70,6 +70,17 @@ EDGES: dict[str, list[Edges]] = {
                 "columns": {"x": room(32, 4).t()},
                 **_BIAS,
                 "to bfloat16": {"out_dtype": torch.bfloat16},
+                "a bias and GELU": {"bias": room(16), "activation": "gelu_tanh"},
+                "a bias and exact GELU": {"bias": room(16), "activation": "gelu"},
+                "a residual": {"residual": room(4, 16)},
+                "a bias and a residual": {"bias": room(16), "residual": room(4, 16)},
+                "a residual of fp32": {"residual": room(4, 16, dtype=SINGLE)},
+                "a residual of fp32 that saturates": {"residual": room(4, 16, dtype=SINGLE), "saturate": True},
+                "a gate alone": {"gate": room(16)},
+                "ReLU": {"activation": "relu"},
+                "to fp32": {"out_dtype": SINGLE},
+                "rows that overlap": {"x": room(1, 32).expand(4, 32), "out_dtype": SINGLE},
+                "a row of each batch": {"x": room(6, 32)[::3].unflatten(0, (2, 1)), "out_dtype": SINGLE},
                 "2^31 rows": {"x": far(2**31, 32)},
                 "rows 2^32 apart": {"x": far(2**33 + 32).as_strided((3, 32), (2**32, 1))},
                 "batches that exceed a grid": {"x": far(70000, 3, 32)[:, :2]},
@@ -82,7 +93,12 @@ EDGES: dict[str, list[Edges]] = {
     "linear_pair": [
         Edges(
             {"x": room(4, 32), "weight": room(8, 32), "up": room(8, 32)},
-            {"weights that lie otherwise": {"weight": room(8, 40)[:, :32], "up": room(8, 48)[:, :32]}},
+            {
+                "weights that lie otherwise": {"weight": room(8, 40)[:, :32], "up": room(8, 48)[:, :32]},
+                "SiLU": {"activation": "silu", "scale": 0.5},
+                "a scale that is no power of two": {"activation": "silu", "scale": 3.0},
+                "to bfloat16": {"activation": "silu", "out_dtype": torch.bfloat16},
+            },
         )
     ],
     "linear_int8": [

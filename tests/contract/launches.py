@@ -32,6 +32,7 @@ from fusestream.kernels_cuda import OPS, KernelPolicy, launcher
 from fusestream.kernels_cuda.binary import arch
 from fusestream.kernels_cuda.call import Call
 from fusestream.kernels_cuda.launcher import Kernel, Pointer
+from fusestream.kernels_cuda.ops.matmul import linear_torch
 from fusestream.kernels_cuda.registry import CudaCandidate, Op
 
 # Compute capability -> multiprocessors of a card that has it.
@@ -183,6 +184,14 @@ def launches(
     return [*card.launched, *(("", card.memory.describe(t)) for t in several(returned))]
 
 
+def refused_on_a_card(candidate: linear_torch.Cublas, call: Call) -> str | None:
+    """What cuBLAS does not serve, by a torch that has all of its products."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Call, "device", torch.device("cuda", 0))
+        patch.setattr(linear_torch, "WRITES_FLOATS", True)
+        return candidate.refuse(call)
+
+
 def told(op: Op, call: Call, monkeypatch: pytest.MonkeyPatch, in_full: list[str]) -> Iterator[str]:
     """All that is to be seen of one call: what is said of it, and what each way to compute it launches on each card."""
     try:
@@ -193,6 +202,8 @@ def told(op: Op, call: Call, monkeypatch: pytest.MonkeyPatch, in_full: list[str]
     yield f"  class: {op.shape_class(call)}"
     names = names_of(op)
     for candidate in op.candidates:
+        if isinstance(candidate, linear_torch.Cublas):
+            yield f"  {candidate.name}: {refused_on_a_card(candidate, call) or 'serves'}"
         if not isinstance(candidate, CudaCandidate) or candidate.name in BY_TORCH:
             continue
         reason = next(candidate.obstacles(call), None)

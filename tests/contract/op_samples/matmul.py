@@ -103,8 +103,8 @@ def _of_8_bits(draw: Draw) -> Operands:
 
 
 def _scaled(x: Int8Rows, weight: Tensor, weight_scale: Tensor, **rest: Any) -> Tensor:
-    numbers = weight.double() * weight_scale.double().reshape(-1, 1)
-    return _done((x.numbers.double() * x.scales.double()[..., None]) @ numbers.t(), **rest, dtype=HALF)
+    sums = x.numbers.double() @ weight.double().t()
+    return _done(sums * x.scales.double()[..., None] * weight_scale.double().reshape(-1), **rest, dtype=HALF)
 
 
 # ------------------------------------------------------------------------------------------------- few rows, packed
@@ -228,7 +228,7 @@ CONTRACTS = {
         _scaled,
         slack=4e-6,
         stock=1e-2,
-        special=("residual",),
+        special=("residual", "weight_scale"),
         base={"x": ones(2, 16), "weight": _int8(8, 16), "weight_scale": torch.ones(8)},
         wrong=[
             (r"weight_scale: \[3\] is neither one value nor one for each of 8 rows", {"weight_scale": torch.ones(3)}),
