@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import re
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from fusestream.kernels_cuda.build.matrix import SOURCES
 from fusestream.kernels_cuda.call import Call
 from fusestream.kernels_cuda.ops.attention import attention as op
 from fusestream.kernels_cuda.ops.attention import attention_products as products
@@ -145,9 +141,3 @@ def test_what_it_takes_beside_the_operands(card):
         patch.setattr(products.torch, "empty", counted)
         products.plan(asked, card)(*asked.tensors)
     assert sum(t.numel() * t.element_size() for t in made) == products.scratch_bytes(33, 61, 256)
-
-
-def test_the_kernels_own_numbers_are_these():
-    source = (Path(SOURCES) / "softmax_stripe.cu").read_text(encoding="utf-8")
-    found = SimpleNamespace(**{name: int(n) for name, n in re.findall(r"constexpr int (k\w+) = (\d+);", source)})
-    assert found.kThreads == products.THREADS and found.kThreads * found.kQuads * 4 == 4096 == products.STRIPE

@@ -7,7 +7,6 @@ import torch
 from linear_attention_oracle import adversaries, check, exactly
 
 from fusestream.kernels_cuda import KernelPolicy, linear_attention
-from fusestream.kernels_cuda.call import Call
 from fusestream.kernels_cuda.ops.attention import linear_attention as op
 
 OFF = KernelPolicy.of("off")
@@ -17,23 +16,6 @@ MAPS = ["elu", "relu", "softmax", "rbf"]
 def inputs(b, s, t, h, hk, d, feature_map="elu", m=32):
     parts = (torch.randn(b, n, heads, d).half() for n, heads in ((s, h), (t, hk), (t, hk)))
     return *parts, torch.randn(m, d).half() if feature_map in ("softmax", "rbf") else None
-
-
-def call(*tensors, feature_map="elu", causal=False, scale=None, eps=1e-6):
-    return Call("linear_attention", (*tensors, None)[:4], (feature_map, causal, scale, eps))
-
-
-def obstacles(*tensors, **options):
-    return list(op.obstacles(call(*tensors, **options)))
-
-
-@pytest.mark.parametrize("feature_map", MAPS)
-def test_reference_in_float64(feature_map):
-    q, k, v, features = inputs(2, 300, 310, 4, 2, 16, feature_map)
-    for causal in (False, True):
-        wide = [None if x is None else x.double() for x in (q, k, v, features)]
-        exact, _ = exactly(q, k, v, features, feature_map=feature_map, causal=causal)
-        torch.testing.assert_close(op.reference(*wide, feature_map, causal, None, 1e-6), exact, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -109,24 +91,6 @@ def test_gradients_are_finite_and_those_of_the_definition():
                 torch.testing.assert_close(t.grad, want, rtol=1e-6, atol=1e-9)
 
 
-def test_what_the_kernels_refuse():
-    q, k, v, features = inputs(1, 8, 8, 2, 2, 64, "rbf")
-    assert not obstacles(q, k, v) and not obstacles(q, k, v, features, feature_map="rbf")
-    assert not obstacles(*torch.zeros(1, 8, 3, 2, 64).half().unbind(2), causal=True)
-    random = {"feature_map": "rbf"}
-    for words, found in (
-        ("q is float32", obstacles(q.float(), k, v)),
-        ("features is float32", obstacles(q, k, v, features.float(), **random)),
-        ("heads have 80 elements", obstacles(*[torch.zeros(1, 8, 2, 80).half()] * 3)),
-        ("causal attention over random features", obstacles(q, k, v, features, causal=True, **random)),
-        ("31 features, the kernels take multiples of 32", obstacles(q, k, v, features[:31], **random)),
-        ("features are not contiguous", obstacles(q, k, v, features.t().contiguous().t(), **random)),
-        ("elements of a head are 2 apart", obstacles(torch.zeros(1, 8, 2, 128).half()[..., ::2], k, v)),
-        ("v: rows do not start", obstacles(q, k, torch.zeros(1, 8, 2, 68).half()[..., :64])),
-    ):
-        assert found and words in found[0], (words, found)
-
-
 @pytest.mark.parametrize("tokens", [1, 31, 255, 256, 257, 32760, 10**6])
 @pytest.mark.parametrize("wanted", [0, 1, 7, 264])
 def test_chunks_cover_the_keys(tokens, wanted):
@@ -134,14 +98,3 @@ def test_chunks_cover_the_keys(tokens, wanted):
     chunks = -(-tokens // chunk)
     assert chunk % op.TOGETHER == 0 and chunks <= max(1, wanted)
     assert chunks == 1 or chunk >= op.CHUNK
-
-
-def test_the_chunks_of_causal_queries_hold_whole_blocks():
-    assert op.CHUNK % op.QUERIES == 0 and op.CHUNK % op.TOGETHER == 0
-
-
-def test_lengths_and_order_make_a_class():
-    q = torch.zeros(1, 20000, 16, 64).half()
-    small = call(q[:, :100], q[:, :100], q[:, :100])
-    assert op.shape_class(small) != op.shape_class(call(q, q, q))
-    assert op.shape_class(small) != op.shape_class(call(*small.tensors, causal=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from typing import Any
 
 import pytest
@@ -10,8 +11,13 @@ import torch
 from torch import Tensor
 
 from fusestream.kernels_cuda import launcher
+from fusestream.kernels_cuda.build.matrix import SOURCES
 from fusestream.kernels_cuda.errors import KernelError
 from fusestream.kernels_cuda.launcher import Kernel, Launch, Pointer, parameter_struct
+from fusestream.kernels_cuda.ops.attention import attention_products
+from fusestream.kernels_cuda.ops.conv import conv_torch
+from fusestream.kernels_cuda.ops.norm import group_norm, group_norm_cut
+from fusestream.kernels_cuda.ops.quant import int8_to_half
 from fusestream.kernels_cuda.plans import floats, plan_of, strides
 
 Params = parameter_struct("Params", (Pointer, "x weight bias sums out"), (ctypes.c_int, "rows"))
@@ -133,3 +139,22 @@ def test_fields_by_the_operands_names() -> None:
     assert floats(x=x, bias=bias, gate=None) == {"x_is_float": False, "bias_is_float": True, "gate_is_float": False}
     assert strides("batch token", x=x, gate=None) == {"x_batch": 3, "x_token": 3}
     assert strides("batch token -", used=True, x=x) == {"x_batch": 3, "x_token": 0}
+
+
+@pytest.mark.parametrize(
+    ("file", "numbers"),
+    [
+        ("conv_rest", {"kThreads": conv_torch.THREADS, "kHeld": conv_torch.HELD}),
+        ("group_norm", {"kOnceThreads": group_norm_cut.ONCE_THREADS}),
+        ("int8_to_half", {"kThreads": int8_to_half.CHUNK // 4, "kAtOnce": 4}),
+        ("softmax_stripe", {"kThreads": attention_products.THREADS}),
+    ],
+)
+def test_the_sources_say_the_same_numbers(file: str, numbers: dict[str, int]) -> None:
+    source = (SOURCES / f"{file}.cu").read_text(encoding="utf-8")
+    found = {name: int(number) for name, number in re.findall(r"constexpr int (k\w+) = (\d+);", source)}
+    assert found | numbers == found
+    for width, held in group_norm.ONCE_HELD.items() if file == "group_norm" else ():
+        assert f"\nONCE({width}, {held})\n" in source
+    if file == "softmax_stripe":
+        assert found["kThreads"] * found["kQuads"] * 4 == attention_products.STRIPE

@@ -1,4 +1,4 @@
-"""group_norm_silu and instance_norm without a GPU: pictures in parts, chunks, and which kernels are launched."""
+"""Norms without a GPU: pictures in parts, how groups are cut, and heads that are turned where they lie."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from bed.depth import examples
 from fusestream.kernels_cuda import (
     OPS,
     KernelPolicy,
+    channel_rms_silu,
     group_moments,
     group_norm_silu,
     join_moments,
+    rms_rope_,
 )
-from fusestream.kernels_cuda.build import matrix
 from fusestream.kernels_cuda.call import Call
 from fusestream.kernels_cuda.ops.norm import group_norm
 from fusestream.kernels_cuda.ops.norm.group_norm_cut import ONCE_THREADS, column_shape, group_shape
@@ -93,125 +94,6 @@ def test_columns_cover_everything(channels, pixels):
     assert -(-pixels // chunk) * blocks * 2 <= 16 * 68 + 2 * blocks
 
 
-class FakeKernel:
-    """What a plan asked of a kernel: notes name, blocks, threads and whether it begins ahead."""
-
-    def __init__(self, name, asked):
-        self.name, self.asked = name, asked
-
-    def prepare(self, params, *, grid, block, ahead, **_):
-        self.params = params
-        self.asked.append((self.name, grid[0], block, ahead))
-        return self
-
-    def filler(self, places, behind):
-        pass
-
-    def send(self):
-        pass
-
-
-class FakeCard:
-    index = 0
-
-    def __init__(self, multiprocessors=132, ahead=False):
-        self.multiprocessors, self.ahead = multiprocessors, ahead
-        self.asked = []
-
-    def launches_ahead(self, unit, names):
-        waiting = ("merge", "first_apply", "first_apply_any", "last_apply", "last_apply_any")
-        waiting += ("last_joined", "last_joined_any")
-        assert unit == "group_norm" and set(names) == {f"group_norm_{name}" for name in waiting}
-        return self.ahead
-
-    def kernel(self, unit, name):
-        assert name in OPS["group_norm_silu"].kernels[unit]
-        return FakeKernel(name, self.asked)
-
-    def begun(self):
-        asked = [ahead for _, _, _, ahead in self.asked]
-        self.asked.clear()
-        return asked
-
-
-def call_of(x, groups, moments=None):
-    return Call("group_norm_silu", (x, None, None, moments), (groups, EPS, "silu"), KernelPolicy())
-
-
-def picture(*shape):
-    return torch.ones(*shape).half().contiguous(memory_format=torch.channels_last)
-
-
-@pytest.mark.parametrize("ahead", [False, True])
-def test_launches_begin_ahead_where_their_code_waits(monkeypatch, ahead):
-    """Only where it was chosen, and never the first of a call: it waits for all before."""
-    card = FakeCard(ahead=ahead)
-    monkeypatch.setattr(group_norm, "card_at", lambda *_: card)
-    ours = OPS["instance_norm"].candidates[0]
-    first = Call("instance_norm", (torch.ones(1, 8, 16, 16).half(), None, None, None), (8, EPS, "relu"), KernelPolicy())
-    assert [way.name for way in ours.tactics(first)] == (["cuda apart", "cuda ahead"] if ahead else ["cuda"])
-    for tactic, wanted in ((None, [False] * 3), ("apart", [False] * 3), ("ahead", [False, True, True])):
-        group_norm.plan(first, card, tactic)
-        assert card.begun() == wanted
-    last = call_of(picture(1, 32, 64, 64), 8)
-    for tactic, wanted in (("joined", [False] * 2), ("joined ahead", [False, True]), ("ahead", [False, True, True])):
-        group_norm.plan(last, card, tactic)
-        assert card.begun() == wanted
-
-
-@pytest.mark.parametrize("ahead", [False, True])
-def test_which_ways_a_picture_has(monkeypatch, ahead):
-    """One launch where a block holds a group, two where parts are few, three where they are many; and of the channels-first and
-    of what is normed by given moments the usual ones."""
-    card = FakeCard(ahead=ahead)
-    monkeypatch.setattr(group_norm, "card_at", lambda *_: card)
-
-    def ways(x, groups, moments=None):
-        found = group_norm.ways(call_of(x, groups, moments))
-        assert found == sorted(found, key=lambda way: way.endswith("ahead"))
-        return [way for way in found if not way.endswith("ahead")], [way for way in found if way.endswith("ahead")]
-
-    joined, apart = (["joined ahead"], ["ahead"]) if ahead else ([], [])
-    assert ways(picture(2, 320, 64, 64), 32) == (["once", "joined"], joined)
-    assert ways(picture(2, 640, 64, 64), 32) == (["joined"], joined)  # 160 KB
-    assert ways(picture(1, 64, 20, 20), 2) == (["joined", "once"], joined)  # two blocks are few
-    assert ways(picture(2, 128, 64, 64), 32) == (["joined"], joined)  # four channels: of a sector a quarter
-    assert ways(picture(1, 256, 128, 128), 32) == (["joined", "apart"], joined + apart)
-    assert ways(picture(1, 8, 1024, 1024), 1) == ((["apart"], apart) if ahead else ([], []))
-    assert ways(picture(2, 320, 64, 64).contiguous(), 32) == ((["apart"], apart) if ahead else ([], []))
-    given = torch.ones(2, 32, 2)
-    assert ways(picture(2, 320, 64, 64), 32, given) == ((["apart"], apart) if ahead else ([], []))
-    assert ways(picture(0, 320, 64, 64), 32) == ((["apart"], apart) if ahead else ([], []))
-
-
-@pytest.mark.parametrize(
-    ("shape", "kernel", "threads"),
-    [  # all norms of SD 1.5 for a picture of 512x512 with guidance whose groups a block holds
-        ((2, 320, 64, 64), "once_2", 1024),
-        ((2, 320, 32, 32), "once_2", 1024),
-        ((2, 640, 32, 32), "once_4", 1024),
-        ((2, 960, 32, 32), "once_2", 1024),
-        ((2, 1280, 32, 32), "once_8", 1024),
-        ((2, 1920, 32, 32), "once_4", 1024),
-        ((2, 640, 16, 16), "once_4", 320),
-        ((2, 1280, 16, 16), "once_8", 320),
-        ((2, 1920, 16, 16), "once_4", 960),
-        ((2, 2560, 16, 16), "once_8", 640),
-        ((2, 1280, 8, 8), "once_8", 96),
-        ((2, 2560, 8, 8), "once_8", 160),
-    ],
-)
-def test_norms_of_a_u_net_are_one_launch(shape, kernel, threads):
-    card = FakeCard()
-    group_norm.plan(
-        call_of(
-            torch.empty(*shape, dtype=torch.float16, device="meta").contiguous(memory_format=torch.channels_last), 32
-        ),
-        card,
-    )
-    assert card.asked == [(f"group_norm_{kernel}", 64, threads, False)]
-
-
 @settings(max_examples=examples(200), deadline=None)
 @given(
     per_group=st.integers(1, 200),
@@ -250,8 +132,84 @@ def test_a_column_has_a_team_for_each_of_its_groups(per_group, groups, pixels):
     assert most <= min(blocks, (per_group - 2) // width + 2)
 
 
-def test_the_source_holds_as_many_pixels():
-    source = (matrix.SOURCES / "group_norm.cu").read_text(encoding="utf-8")
-    for width, held in group_norm.ONCE_HELD.items():
-        assert f"\nONCE({width}, {held})\n" in source
-    assert f"constexpr int kOnceThreads = {ONCE_THREADS};" in source
+def test_pixels_of_zeros_stay():
+    assert not channel_rms_silu(torch.zeros(1, 6, 2, 2).half(), torch.ones(6).half()).any()
+
+
+# -------------------------------------------------------------------------------------------------- norms of heads, turned
+
+
+def normed(q, k=None, *rest, **options):
+    """rms_rope_ of copies, each contiguous, which it returns."""
+    copies = tuple(None if t is None else t.clone(memory_format=torch.contiguous_format) for t in (q, k))
+    rms_rope_(*copies, *rest, **options)
+    return copies
+
+
+def angles(b, s, d):
+    return torch.rand(b, s, d // 2, dtype=torch.float64) * 6.28
+
+
+def matrices(angle):
+    c, s = angle.cos(), angle.sin()
+    return torch.stack((c, -s, s, c), -1).unflatten(-1, (2, 2))
+
+
+def tables(form, angle, dtype=torch.float32):
+    """(rotation, sin) as the models hand them over, and the same as float64 matrices."""
+    if form == "none":
+        return None, None
+    if form.startswith("cos"):
+        c, s = angle.cos().to(dtype), angle.sin().to(dtype)
+        return (c, s) if form == "cos" else (c.unsqueeze(1), s.unsqueeze(1))
+    m = matrices(angle).to(dtype)
+    return {"flux": m[:1].unsqueeze(1), "wan": m[:1].unsqueeze(2), "batch": m.unsqueeze(1), "plain": m[0]}[form], None
+
+
+def test_packed_buffers():
+    """The thirds of a packed projection are served where they lie, and the values between them stay."""
+    packed = torch.randn(2, 5, 3, 4, 16).half()
+    before = packed.clone()
+    q, k, v = packed.unbind(2)
+    w = torch.rand(64).half()
+    angle = angles(1, 5, 16)
+    want = normed(q.clone(), k.clone(), w, w, *tables("wan", angle), eps=EPS)
+    rms_rope_(q, k, w, w, *tables("wan", angle), eps=EPS)
+    assert torch.equal(q, want[0]) and torch.equal(k, want[1])
+    assert torch.equal(v, before[:, :, 2])
+
+
+def test_one_stream_and_other_lengths():
+    q, k = torch.randn(2, 7, 2, 16).half(), torch.randn(2, 3, 2, 16).half()
+    w = torch.rand(32).half()
+    alone, nothing = normed(q, None, w, eps=EPS)
+    assert nothing is None
+    both = normed(q, k, w, w, eps=EPS)
+    assert torch.equal(both[0], alone) and both[1].shape == k.shape
+    long, short = tables("cos", angles(1, 9, 16)), angles(1, 9, 16)
+    assert short.shape[1] > 7
+    first = normed(q, k, w, w, *long, eps=EPS)  # the first of nine rotations
+    assert torch.equal(first[0], normed(q, k, w, w, *(t[:, :7] for t in long), eps=EPS)[0])
+
+
+def zeros(*shape):
+    return torch.zeros(shape, dtype=torch.float16)
+
+
+@pytest.mark.parametrize("lead", [(6,), (9,), (1,), (1, 6), (2, 6), (1, 1, 6), (2, 6, 1), (2, 1, 1), (1, 9, 1)])
+@pytest.mark.parametrize("heads", [1, 2])
+def test_forms_that_broadcast(lead, heads):
+    q, k = zeros(2, 6, 2, 16), zeros(2, 3, heads, 16)
+    for norm, weights in (("token", (zeros(32), zeros(16 * heads))), ("head", (zeros(16),) * 2), ("none", (None,) * 2)):
+        for table in ((zeros(*lead, 8, 2, 2), None), (zeros(*lead, 8), zeros(*lead, 8))):
+            out = normed(q, k, *weights, *table, eps=EPS, norm=norm)
+            assert [t.shape for t in out] == [q.shape, k.shape]
+
+
+def test_what_nothing_is_done_to_stays_whatever_its_strides() -> None:
+    """Stock's way hands it back. Of one row torch counts other strides as another tensor in the same memory."""
+    q = torch.randn(64, dtype=torch.float16).as_strided((1, 1, 1, 4), (40, 30, 20, 1))
+    before = q.clone()
+    for policy in (KernelPolicy.of("off"), KernelPolicy()):
+        rms_rope_(q, eps=1e-6, norm="none", policy=policy)
+        assert torch.equal(q, before)
