@@ -247,6 +247,12 @@ EDGES: dict[str, list[Edges]] = {
             },
         )
     ],
+    "rms_parts": [
+        Edges(
+            {"eps": 1e-6},
+            {f"rows of {d}": {"x": room(2, d, dtype=SINGLE), "weight": room(d)} for d in (8, 2560, 8192, 8208, 16384, 100_000)},
+        )
+    ],
     "rows_to_int8": [
         Edges(
             {},

@@ -6,9 +6,11 @@ import math
 
 import pytest
 import torch
+from contract.op_samples.quant import gguf_numbers
 
 from fusestream.kernels_cuda import (
     KernelPolicy,
+    dequantise,
     gelu_mul,
     int8_to_half,
     join_sums,
@@ -20,6 +22,7 @@ from fusestream.kernels_cuda import (
     silu_mul,
     to_half,
 )
+from fusestream.kernels_cuda.ops.quant.packed_blocks import BLOCK_TYPES, unpacked
 from fusestream.kernels_cuda.ops.quant.to_half import LARGEST
 from fusestream.kernels_cuda.ops.views.parts import split
 
@@ -99,6 +102,17 @@ def test_half_is_copied_not_aliased():
     got = to_half(x)
     assert torch.equal(got, x)
     assert got.data_ptr() != x.data_ptr()
+
+
+@pytest.mark.parametrize("encoding", BLOCK_TYPES)
+def test_every_type_of_packed_blocks(encoding):
+    """Any bytes at all: scales that are Inf, NaN and denormal among them. In float64 as in fp32: an oracle of products."""
+    packed = torch.randint(256, (501 * BLOCK_TYPES[encoding].bytes,), dtype=torch.uint8)
+    torch.testing.assert_close(
+        dequantise(packed, encoding), gguf_numbers(packed, encoding).half(), rtol=0, atol=0, equal_nan=True
+    )
+    wide = unpacked(packed, encoding, torch.float64).float()
+    assert torch.equal(wide.nan_to_num(), unpacked(packed, encoding).nan_to_num())
 
 
 @EITHER
