@@ -69,6 +69,7 @@ EDGES: dict[str, list[Edges]] = {
                 "a vector": {"x": room(32)},
                 "columns": {"x": room(32, 4).t()},
                 "a column of a picture": {"x": room(2, 3, 4, 32)[:, :, 1:2]},
+                "two columns of a picture": {"x": room(2, 3, 4, 32)[:, :, :2]},
                 **_BIAS,
                 "to bfloat16": {"out_dtype": torch.bfloat16},
                 "a bias and GELU": {"bias": room(16), "activation": "gelu_tanh"},

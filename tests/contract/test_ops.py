@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from contract.op_contract import (
     Contract,
     Draw,
+    Operands,
     Sample,
     assert_near,
     assert_special_as,
@@ -26,6 +28,7 @@ from contract.op_samples import CONTRACTS
 from torch import Tensor
 
 from bed.depth import examples
+from fusestream import kernels_cuda
 from fusestream.kernels_cuda import LEDGER, OPS, STANDARD, KernelPolicy, KernelRefused
 from fusestream.kernels_cuda.registry import Op
 
@@ -172,6 +175,17 @@ def test_torch_compile_keeps_every_op_whole() -> None:
 # ---------------------------------------------------------------------------------------------- those that write to `out`
 
 
+def called_for(twin: Op, op: Op) -> Callable[[Tensor, Operands, KernelPolicy], object]:
+    """The function that writes to `out`: one of its own, or the op's with an argument for it."""
+    own = getattr(kernels_cuda, twin.name, None)
+
+    def call(out: Tensor, operands: Operands, policy: KernelPolicy) -> object:
+        given = {name: value for name, value in operands.items() if name != "out_dtype"}
+        return own(out, **given, policy=policy) if own else CONTRACTS[op.name].function(**given, out=out, policy=policy)
+
+    return call
+
+
 @TWINS
 def test_what_is_written_is_what_would_be_made(twin: Op, op: Op, at: int) -> None:
     """The same bits, to a part of a wider buffer, whose rest stays; and `auto` finds no other obstacle than the CPU."""
@@ -184,6 +198,9 @@ def test_what_is_written_is_what_would_be_made(twin: Op, op: Op, at: int) -> Non
             assert twin(tensors, options, policy) is None
             assert same(out, want), sample
             assert want.ndim == 0 or ((room[..., :8] == 7).all() and (room[..., -8:] == 7).all())
+            again = torch.empty_like(want)
+            called_for(twin, op)(again, sample.operands, policy)
+            assert same(again, want), sample
             added = sample.operands.get("residual")
             if isinstance(added, Tensor) and added.dtype is want.dtype:  # where it lies
                 over = replace(sample, tensors=tuple(added if t is added else t for t in sample.copied()))

@@ -82,6 +82,10 @@ def test_heads_that_belong_together_are_computed_alike(monkeypatch):
     assert list(int8_heads.pieces(q, k)) == [(slice(0, 6), slice(0, 3))]
 
 
+def test_cudnn_begins_for_tokens_that_fill_its_tiles_alike():
+    assert [sdpa._few(n) for n in (1, 2, 77, 128, 512, 700, 4096)] == [1, 130, 205, 128, 128, 188, 128]
+
+
 @pytest.mark.parametrize("backend", BACKENDS.values())
 def test_one_backend_alone_and_all_as_before(backend: SDPBackend) -> None:
     def switched_on() -> list[bool]:

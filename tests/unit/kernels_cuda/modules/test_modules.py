@@ -50,21 +50,6 @@ def _an_empty_ledger():
 # ------------------------------------------------------------------------------------------------------------- results
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("norm", ["batch", None])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64, torch.bfloat16])
-def test_on_the_cpu_torch_computes(norm, activation, dtype):
-    module = lived_in(FusedConvNormAct2d(5, 7, 3, padding=1, norm=norm, activation=activation)).to(dtype)
-    x = torch.randn(2, 5, 9, 11, dtype=dtype)
-    got, want = result(module, x), result(torchs(module), x)
-    assert torch.equal(got, want) and got.stride() == want.stride()
-    with torch.no_grad():
-        assert module.obstacle(x) == "x is on the CPU"
-    [told] = LEDGER.refusals
-    assert (told.op, told.candidate, told.served_by) == ("FusedConvNormAct2d", "conv", "torch")
-    assert told.reason == "x is on the CPU" and "[2, 5, 9, 11] on cpu" in told.example
-
-
 @given(
     sizes=st.tuples(st.integers(1, 2), st.integers(3, 9), st.integers(3, 9)),
     c=st.integers(1, 9),
@@ -207,22 +192,7 @@ def test_gradients_are_torchs():
         assert forward_ad.unpack_dual(module.float()(dual)).tangent is not None
 
 
-# --------------------------------------------------------------------------------------------------------- state dicts
-
-
-def test_state_dicts_are_torchs_both_ways():
-    module, other = lived_in(FusedConvNormAct2d(3, 5, 3)), FusedConvNormAct2d(3, 5, 3).eval()
-    names = ["conv.weight", "conv.bias"]
-    names += [f"norm.{name}" for name in nn.BatchNorm2d(5).state_dict()]
-    assert list(module.state_dict()) == names
-    theirs = nn.Sequential()
-    theirs.add_module("conv", nn.Conv2d(3, 5, 3))
-    theirs.add_module("norm", nn.BatchNorm2d(5))
-    theirs.load_state_dict(module.state_dict())
-    other.load_state_dict(theirs.state_dict())
-    x = torch.randn(1, 3, 6, 6)
-    assert torch.equal(result(other, x), result(module, x))
-    assert list(FusedConvNormAct2d(3, 5, 1, bias=False, norm=None).state_dict()) == ["conv.weight"]
+# ----------------------------------------------------------------------------------------------------- being made
 
 
 def test_of_shares_what_it_is_given():
@@ -531,23 +501,6 @@ def test_obstacles_of_the_input_and_of_types():
     module.norm.double()
     assert "norm.weight is float64, the kernels take float16 and float32" in module.obstacle(x)
     assert "tensor is on the CPU" in half_module(8, 8, 3).requires_grad_(False).obstacle(x)  # the op's own
-
-
-@pytest.mark.usefixtures("fused")
-def test_on_forces_the_kernel_or_is_an_error():
-    module = half_module(8, 8, 3, policy=KernelPolicy.of("on"))
-    with pytest.raises(KernelRefused, match="conv is forced on"):  # the op itself: there is no card
-        result(module, torch.randn(1, 8, 6, 6).half())
-    with pytest.raises(KernelRefused, match="a gradient is wanted"):
-        module(torch.randn(1, 8, 6, 6).half())
-
-
-def test_the_ledger_is_told_once(monkeypatch):
-    told = []
-    monkeypatch.setattr(LEDGER, "refused", lambda *words, tell=LEDGER.refused: told.append(words) or tell(*words))
-    for _ in range(3):
-        result(lived_in(FusedConvNormAct2d(3, 5, 3)), torch.randn(1, 3, 6, 6))
-    assert len(told) == 1
 
 
 @pytest.mark.usefixtures("fused")

@@ -422,14 +422,6 @@ def test_large_pictures_are_left_alone(net, monkeypatch):
     assert state(net).replayed == 2 and not reasons(), "on the CPU nobody expects any"
 
 
-def test_graphs_that_take_much_together_go_for_the_latest(recorder, monkeypatch):
-    monkeypatch.setattr(graphs, "TOGETHER", NBYTES * 3 // 2)
-    net = taped(drawn(Net()), recorder)
-    warm(net)
-    warm(net, 1, 3, 4, 4)
-    assert state(net).count == len(recorder.tapes) == 1 and not reasons()
-
-
 def test_moving_may_make_room(net, recorder):
     recorder.fails = torch.OutOfMemoryError("none")
     captures = warm(net, calls=6)
@@ -450,9 +442,3 @@ def test_what_is_no_tensor_or_lies_elsewhere_is_none_of_ours(net, recorder):
     assert state(other).captured == 0
     attach(torch.jit.script(Other()))
     assert "torch.jit" in reasons()[-1]
-
-
-def test_switched_off(net, recorder):
-    recorder.nothing = "they are switched off"
-    warm(net, calls=6)
-    assert state(net).captured == 0
