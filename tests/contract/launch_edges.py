@@ -236,8 +236,32 @@ EDGES: dict[str, list[Edges]] = {
             },
         ),
     ],
+    "silu": [Edges({}, {"seven dimensions": {"x": room(3, 3, 3, 3, 3, 3, 3).permute(6, 0, 5, 1, 4, 2, 3)}})],
+    "silu_mul": [
+        Edges(
+            {"gate": room(4, 8), "up": room(4, 8)},
+            {"up of float64": {"up": room(4, 8, dtype=torch.float64)}, "to bfloat16": {"out_dtype": torch.bfloat16}},
+        )
+    ],
+    "join_sums": [
+        Edges({"first": room(2, 2, 8, dtype=SINGLE)}, {"another of float64": {"second": room(2, 2, 8, dtype=torch.float64)}})
+    ],
+    "rms_rope_sums": [
+        Edges(
+            {"eps": 1e-6},
+            {
+                f"heads of {d}": {name: room(2, 1, 5, 2, d, dtype=SINGLE) for name in ("q", "k")}
+                | {name: room(d) for name in ("q_weight", "k_weight")}
+                | {name: room(1, 1, 5, d // 2, dtype=SINGLE) for name in ("cos", "sin")}
+                for d in (6, 256, 260)
+            },
+        )
+    ],
     "norm_modulate": [
-        Edges({"eps": 1e-6}, {f"rows of {d}": {"x": room(1, 4, d)} for d in (1, 1536, 4096, 8192, 9216)})
+        Edges({"eps": 1e-6}, {
+            **{f"rows of {d}": {"x": room(1, 4, d)} for d in (1, 1536, 4096, 8192, 9216)},
+            "frames and rows": {"x": room(1, 4, 64), "scale": room(1, 2, 64), "shift": room(1, 4, 64)},
+        })
     ],
     "channel_rms_silu": [
         Edges(

@@ -96,6 +96,7 @@ class Recorder:
     def launch_kernel(self, config: Any, function: ctypes.c_void_p, slots: Any, _: object) -> int:
         config = config._obj
         kernel, params = self.kernels[(function.value or 0) - 1], self.structs[slots[0]]
+        assert 0 < config.grid_x < 2**31 and 0 < config.grid_y < 2**16 and 0 < config.grid_z < 2**16, "no such grid"
         grid, block = f"{config.grid_x}x{config.grid_y}x{config.grid_z}", config.block_x
         more = f" shared {config.shared_bytes}" * (config.shared_bytes > 0) + " ahead" * config.attribute_count
         fields = [

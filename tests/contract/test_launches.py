@@ -13,9 +13,13 @@ import os
 from pathlib import Path
 
 import pytest
-from contract.launches import report
+from contract.launches import launches, names_of, of_device, report
+from contract.op_contract import Contract, Draw, samples
+from contract.op_samples import CONTRACTS
 
 from fusestream.kernels_cuda import OPS
+from fusestream.kernels_cuda.call import Call
+from fusestream.kernels_cuda.registry import CudaCandidate
 
 KEPT = Path(__file__).resolve().parents[1] / "fixtures" / "golden-launches.json"
 
@@ -32,6 +36,20 @@ def test_an_op_launches_as_before(name: str, request: pytest.FixtureRequest, mon
         kept[name] = found
         KEPT.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     assert found == kept[name]
+
+
+@pytest.mark.parametrize(("name", "contract"), CONTRACTS.items(), ids=CONTRACTS)
+def test_of_nothing_no_grid_is_empty(name: str, contract: Contract, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever of its sizes is 0."""
+    of_device(monkeypatch)
+    draw = Draw(0)
+    contract.draw(draw)
+    for sample in (one for i in range(draw.sizes) for one in samples(name, contract, 4, empty=i)):
+        call = Call(name, sample.tensors, sample.options)
+        ours = sample.op.candidates[0]
+        assert isinstance(ours, CudaCandidate)
+        if next(ours.obstacles(call), None) is None:
+            launches(ours, call, names_of(sample.op), None, (9, 0))
 
 
 def test_no_op_is_kept_that_is_gone() -> None:
