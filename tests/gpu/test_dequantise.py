@@ -108,29 +108,6 @@ def test_products_beyond_32_bits():
     assert not got[:-1].any()
 
 
-def test_graph_capture_repeat_and_compile():
-    packed, index = packed_of("Q4_K", 100, 3), torch.tensor([99, 3], device="cuda")
-    want = dequantise(packed, "Q4_K", policy=on(None))
-    out = torch.empty_like(want)
-    dequantise(packed, "Q4_K", out=out, policy=on(None))
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        got = dequantise(packed, "Q4_K", policy=on(None))
-        dequantise(packed, "Q4_K", out=out, policy=on(None))
-    for t in (got, out):
-        t.fill_(7)
-    graph.replay()
-    assert_same_bits(got, want)
-    assert_same_bits(out, want)
-
-    def load(packed, index, out):
-        dequantise(packed, "Q4_K", out=out, policy=on(None))
-        return out[index].nan_to_num() + dequantise(packed, "Q4_K", policy=on(None))[index].nan_to_num()
-
-    compiled = torch.compile(load, fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(packed, index, torch.empty_like(out)), want[index].nan_to_num() * 2)
-
-
 def test_refusals():
     packed = packed_of("Q4_0", 4, 8)
     for bad, reason in ((packed[:, :72], "packed is not contiguous"), (shifted(packed, 2), "does not start at")):

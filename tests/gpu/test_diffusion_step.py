@@ -6,7 +6,7 @@ import pytest
 import torch
 from gpu.support import assert_rounded_once, assert_same_special, on, padded_rows, shifted
 
-from fusestream.kernels_cuda import KernelPolicy, KernelRefused, diffusion_step
+from fusestream.kernels_cuda import KernelPolicy, diffusion_step
 from fusestream.kernels_cuda.ops.elementwise.diffusion_step import reference
 
 OFF = KernelPolicy.of("off")
@@ -120,12 +120,6 @@ def test_outliers(isa):
     check(got, tensors, {"cfg": 8.0, "low": -60000.0, "high": 60000.0})
 
 
-@pytest.mark.parametrize("shape", [(0,), (2, 0, 4), (0, 4)])
-def test_empty(isa, shape):
-    x = randn(*shape)
-    assert diffusion_step(x, x, pair_of("euler"), x, x, policy=on(isa)).shape == x.shape
-
-
 def test_graph_and_compile(isa):
     """One captured step serves every sigma; a compiled one too. Runs are bitwise repeatable."""
     sigmas, pair = torch.linspace(1, 0, 5, device="cuda"), torch.empty(2, device="cuda")
@@ -152,11 +146,3 @@ def test_products_beyond_32_bits():
     x[-3:] = 4
     got = diffusion_step(x, x, torch.tensor([1.0, 0.5], device="cuda"), policy=on(None))
     assert (got[-3:] == 2).all() and not got[:-3].any()
-
-
-def test_refusals():
-    x, pair = randn(2, 8), pair_of("euler")
-    with pytest.raises(KernelRefused, match="cond is bfloat16"):
-        diffusion_step(x, x.bfloat16(), pair, policy=on(None))
-    with pytest.raises(KernelRefused, match="pair is float16"):
-        diffusion_step(x, x, pair.half(), policy=on(None))

@@ -8,7 +8,6 @@ from gpu.support import LAYOUTS, assert_no_worse_than, assert_rounded_once, asse
 
 from fusestream.kernels_cuda import (
     KernelPolicy,
-    KernelRefused,
     group_moments,
     group_norm_silu,
     instance_norm,
@@ -322,30 +321,3 @@ def test_products_beyond_32_bits(layout):
     want = torch.tensor([-0.25, 0.75], dtype=torch.float64) / (0.1875 + EPS) ** 0.5
     for part, value in ((got[:, :, : -(2**19)], want[0]), (got[:, :, -(2**19) :], want[1])):
         assert (part == value.half().item()).all()
-
-
-def test_graph_capture_and_compile():
-    x, weight, bias = inputs("last", 1, 96, 16, 16)
-    want = group_norm_silu(x, 8, weight, bias, eps=EPS, policy=on(None))
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        got = group_norm_silu(x, 8, weight, bias, eps=EPS, policy=on(None))
-    got.fill_(7)
-    graph.replay()
-    assert torch.equal(got, want)
-    compiled = torch.compile(
-        lambda x, w, b: group_norm_silu(x, 8, w, b, eps=EPS, policy=on(None)), fullgraph=True, backend="aot_eager"
-    )
-    assert torch.equal(compiled(x, weight, bias), want)
-
-
-def test_refusals():
-    x, weight, _ = inputs("first", 1, 8, 4, 16)
-    for bad, reason in (
-        (x.float(), "x is float32"),
-        (x[..., ::2], "neither pixels"),
-        (x[..., 1:15], "do not fold into one"),
-    ):
-        with pytest.raises(KernelRefused, match=reason):
-            instance_norm(bad, weight, eps=EPS, policy=on(None))
-        assert instance_norm(bad, weight, eps=EPS).shape == bad.shape

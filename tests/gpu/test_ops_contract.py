@@ -1,10 +1,14 @@
-"""Every op's kernel keeps the contract of its op (tests/contract): near the definition, the same bits at every run."""
+"""Every op's kernel keeps the contract of its op (tests/contract): near the definition, the same bits at every run, in a graph too.
+
+Calls are drawn anew at every run. What a kernel does not take is served by torch under `auto`; in which words it is refused
+stands among the golden launches.
+"""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from contract.op_contract import Contract, Sample, assert_near, into, same, samples, twins
+from contract.op_contract import Contract, Draw, Sample, assert_near, into, same, samples, several, twins
 from contract.op_samples import CONTRACTS
 from gpu.support import on
 
@@ -14,12 +18,13 @@ from fusestream.kernels_cuda.registry import Op
 SLACK = 2e-5  # of the largest: sums in another order, and the card's own exponentials
 # Kernels that round to fp16 on the way: ggml's numbers as they are unpacked, the sum of up to four taps.
 ROUNDED = {"few_rows": 2**-11, "upsample_conv2d": 2**-9, "bordered_upsample_conv": 2**-9}
+EACH = pytest.mark.parametrize(("name", "contract"), CONTRACTS.items(), ids=CONTRACTS)
 
 
-def served(name: str, contract: Contract, isa: str | None, number: int) -> list[tuple[Sample, Sample]]:
+def served(name: str, contract: Contract, isa: str | None, number: int, **draw: int) -> list[tuple[Sample, Sample]]:
     """Calls that a kernel serves, on the CPU and on the card: of odd sizes and strides many do not."""
     found = []
-    for sample in samples(name, contract, number):
+    for sample in samples(name, contract, number, **draw):
         there = sample.moved("cuda")
         try:
             there.run(on(isa))
@@ -29,7 +34,7 @@ def served(name: str, contract: Contract, isa: str | None, number: int) -> list[
     return found
 
 
-@pytest.mark.parametrize(("name", "contract"), CONTRACTS.items(), ids=CONTRACTS)
+@EACH
 def test_kernels_are_near_the_definition(isa: str | None, name: str, contract: Contract) -> None:
     for sample, there in served(name, contract, isa, 60):
         got, again = (there.run(on(isa)) for _ in range(2))
@@ -37,6 +42,41 @@ def test_kernels_are_near_the_definition(isa: str | None, name: str, contract: C
             assert same(one, other), f"{sample}: other bits"
             slack = max(contract.slack, ROUNDED.get(name, SLACK))
             assert_near(one.cpu(), want, slack, sample, contract.floor(sample.operands))
+
+
+@EACH
+def test_of_nothing_comes_nothing(isa: str | None, name: str, contract: Contract) -> None:
+    """Whichever of its sizes is 0."""
+    draw = Draw(0)
+    contract.draw(draw)
+    for i in range(draw.sizes):
+        for sample, there in served(name, contract, isa, 4, empty=i):
+            assert [t.shape for t in there.run(on(isa))] == [t.shape for t in sample.exact()], sample
+
+
+@EACH
+def test_a_graph_replays_what_a_call_makes(isa: str | None, name: str, contract: Contract) -> None:
+    for _, there in served(name, contract, isa, 20)[:4]:
+        want, tensors = there.run(on(isa)), there.copied()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            returned = there.op(tensors, there.options, on(isa))
+        for t in several(returned):
+            t.zero_()
+        graph.replay()
+        written = [t for t in (tensors[i] for i in there.op.writes) if t is not None]
+        for one, other in zip(contract.seen(*written, *several(returned)), want, strict=True):
+            assert same(one, other), there
+
+
+@EACH
+def test_auto_serves_what_kernels_refuse(isa: str | None, name: str, contract: Contract) -> None:
+    for sample in samples(name, contract, 20):
+        there = sample.moved("cuda")
+        try:
+            there.run(on(isa))
+        except KernelRefused:
+            assert [t.shape for t in there.run()] == [t.shape for t in sample.exact()], sample
 
 
 @pytest.mark.parametrize(("twin", "op", "at"), twins(), ids=[twin.name for twin, *_ in twins()])

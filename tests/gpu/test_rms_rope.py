@@ -6,7 +6,7 @@ import pytest
 import torch
 from gpu.support import assert_no_worse_than, assert_rounded_once, assert_same_special, on, padded_rows, shifted
 
-from fusestream.kernels_cuda import OPS, KernelPolicy, KernelRefused, rms_rope_
+from fusestream.kernels_cuda import OPS, KernelPolicy, rms_rope_
 from fusestream.kernels_cuda.call import Call
 from fusestream.kernels_cuda.ops.norm.rms_rope import PIECES, reference
 
@@ -214,16 +214,6 @@ def test_special_values(isa, h, d, interleaved):
             assert_same_special(a, b.cuda(), norm)
 
 
-@pytest.mark.parametrize(("h", "d"), [(12, 128), (3, 100)])
-def test_bitwise_repeatable(isa, h, d):
-    for norm in ("token", "head"):
-        tensors, table = inputs(2, 300, h, d, norm), rotations("batch", 2, 300, d)
-        first = rms_rope(*tensors, *table, eps=EPS, norm=norm, policy=on(isa))
-        for _ in range(5):
-            for a, b in zip(first, rms_rope(*tensors, *table, eps=EPS, norm=norm, policy=on(isa)), strict=True):
-                assert torch.equal(a, b)
-
-
 @pytest.mark.parametrize("norm", ["token", "head"])
 @pytest.mark.parametrize(("h", "k_heads", "d"), [(12, 12, 128), (9, 2, 128), (5, 5, 64), (24, 24, 128), (17, 17, 256)])
 def test_every_tactic(isa, h, k_heads, d, norm):
@@ -252,45 +242,3 @@ def test_products_beyond_32_bits():
     rms_rope_(q, eps=EPS, policy=on(None))
     compare([q.contiguous()], before, None, None, None, None, None, "token", True, "far apart")
     assert room.count_nonzero() == q.count_nonzero(), "written where nothing of q is"
-
-
-def test_graph_and_compile(isa):
-    """One capture, replayed over new values; one compiled graph that keeps the op."""
-    packed = torch.randn(1, 50, 3, 12, 128, device="cuda").half()
-    _, _, qw, kw = inputs(1, 1, 12, 128)
-    table, _ = rotations("matrix", 1, 50, 128, "wan")
-
-    def block(packed):
-        q, k, _ = packed.unbind(2)
-        out = rms_rope(q, k, qw, kw, table, eps=EPS, policy=on(isa))
-        rms_rope_(q, k, qw, kw, table, eps=EPS, policy=on(isa))
-        return out
-
-    block(packed.clone())
-    static, graph = packed.clone(), torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = block(static)
-    fresh = torch.randn_like(packed)
-    static.copy_(fresh)
-    graph.replay()
-    want_buffer = fresh.clone()
-    want = block(want_buffer)
-    assert torch.equal(static, want_buffer) and all(torch.equal(a, b) for a, b in zip(captured, want, strict=True))
-    compiled_buffer = fresh.clone()
-    got = torch.compile(block, fullgraph=True, backend="aot_eager")(compiled_buffer)
-    assert torch.equal(compiled_buffer, want_buffer) and all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
-
-
-def test_refusals():
-    q, k, qw, kw = inputs(1, 4, 2, 64)
-    apart = q.transpose(2, 3).contiguous().transpose(2, 3)
-    for bad, reason in ((q.bfloat16(), "q is bfloat16"), (apart, "q: elements are")):
-        with pytest.raises(KernelRefused, match=reason):
-            rms_rope_(bad, eps=EPS, policy=on(None))
-        before = bad.clone()
-        rms_rope_(bad, eps=EPS)  # auto serves it with stock's computation
-        assert not torch.equal(bad, before)
-    with pytest.raises(KernelRefused, match="the kernels take one type"):
-        rms_rope_(q, k, qw, kw.float(), eps=EPS, policy=on(None))
-    with pytest.raises(ValueError, match="share memory"):
-        rms_rope_(q[:, :1].expand(1, 4, 2, 64), eps=EPS, policy=on(None))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from gpu.support import assert_no_worse_than, assert_rounded_once, on, shifted
 
-from fusestream.kernels_cuda import KernelPolicy, KernelRefused, to_half
+from fusestream.kernels_cuda import KernelPolicy, to_half
 from fusestream.kernels_cuda.ops.quant.to_half import LARGEST, TYPES
 
 OFF = KernelPolicy.of("off")
@@ -144,40 +144,3 @@ def test_products_beyond_32_bits():
         assert_rounded_once(got[-1:], exact(x[-1:], None if scale is None else scale[-1:]))
         assert not got[:-1].any()
         del got
-
-
-def test_graph_capture_repeat_and_compile():
-    x, scale = stored(100, 256, dtype=torch.float8_e4m3fn), torch.rand(100, device="cuda")
-    want = to_half(x, scale, policy=on(None))
-    out = torch.empty(100, 256, device="cuda", dtype=torch.float16)
-    to_half(x, scale, out=out, policy=on(None))
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        got = to_half(x, scale, policy=on(None))
-        to_half(x, scale, out=out, policy=on(None))
-    got.fill_(7)
-    out.fill_(7)
-    graph.replay()
-    assert torch.equal(got, want)
-    assert torch.equal(out, want)
-
-    def load(x, scale, out):
-        to_half(x, scale, out=out, policy=on(None))
-        return out + to_half(x, scale, policy=on(None))
-
-    compiled = torch.compile(load, fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(x, scale, torch.empty_like(out)), want + want)
-
-
-def test_refusals():
-    x = stored(4, 6, 8, dtype=torch.bfloat16)
-    for bad, scale, reason in (
-        (x.half(), None, "x is float16"),
-        (x[:, :3], None, "neither contiguous nor rows"),
-        (x, torch.ones(4, device="cuda").half(), "scale is float16"),
-    ):
-        with pytest.raises(KernelRefused, match=reason):
-            to_half(bad, scale, policy=on(None))
-        assert to_half(bad, scale).shape == bad.shape
-    with pytest.raises(KernelRefused, match="out is not contiguous"):
-        to_half(x, out=torch.empty(4, 8, 6, device="cuda").half().transpose(1, 2), policy=on(None))
