@@ -64,6 +64,12 @@ def hash_name(name: str) -> int:
     return int.from_bytes(name.encode()[-24:], "little") % 2**31
 
 
+@pytest.fixture(params=["precise", "fast"])
+def precision(request: pytest.FixtureRequest) -> str:
+    """How products are added up."""
+    return str(request.param)
+
+
 @pytest.fixture(params=[None, "sm_75"], ids=["native", "turing"])
 def isa(request: pytest.FixtureRequest) -> str | None:
     """The card's own code, and Turing's code compiled by the driver from PTX."""

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fusestream.kernels_cuda import LEDGER, OPS, KernelPolicy
+from fusestream.kernels_cuda.policy import Mode, Precision
 from fusestream.kernels_cuda.tune import autotune
 from fusestream.kernels_cuda.tune.event_timer import spin
 from fusestream.kernels_cuda.tune.time_budget import Purse
@@ -26,14 +27,17 @@ from fusestream.kernels_cuda.tune.time_budget import Purse
 LAYOUTS = ("first", "last")  # of images: pixels of a channel adjacent, or channels of a pixel
 HALF_STEP = 2.0**-11  # half a unit in the last place of fp16, relative
 SMALLEST = 2.0**-25  # half of fp16's smallest step, absolute
+# What a step of fp32 sums costs, of the sum of magnitudes; one of half sums: eight roundings of parts at most; and arithmetic in
+# fp32 behind sums that are exact.
+SUM_STEP = {"precise": 2e-6, "fast": 4 * HALF_STEP, "int8": 3e-6}
 ROUNDS = 15  # of what is timed
 ASYNC = "cudaMallocAsync"
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def on(isa: str | None) -> KernelPolicy:
+def on(isa: str | None, precision: Precision = "precise", mode: Mode = "on") -> KernelPolicy:
     """Our kernel or an error, in one instruction class or the card's own."""
-    return KernelPolicy.of("on", isa=isa)
+    return KernelPolicy.of(mode, isa=isa, precision=precision)
 
 
 def laid_out(x: Tensor, layout: str) -> Tensor:
@@ -51,6 +55,18 @@ def assert_rounded_once(got: Tensor, exact: Tensor, slack: float = 4e-6, what: s
     assert got.double()[finite].isfinite().all(), f"{what}: not finite where the exact value is"
     worst = wrong[finite].max().item() if finite.any() else -1.0
     assert worst <= 0, f"{what}: {worst:.3g} over the allowed error, at {locate(wrong.where(finite, -torch.inf))}"
+
+
+def assert_sums(got: Tensor, exact: Tensor, sizes: Tensor, precision: str, what: str = "", folded: float = 0.0) -> None:
+    """One rounding of the result, and the error of the sums. GELU and SiLU magnify an error by 1.13 at most."""
+    half = got.dtype is torch.float16
+    step = HALF_STEP * exact.abs() * 1.001 + SMALLEST if half else 2e-6 * exact.abs()
+    allowed = step + 1.3 * (SUM_STEP[precision] + folded) * sizes + 4e-6 * exact.abs() + 1e-7
+    fits = exact.abs() + allowed < (65504 if half else torch.inf)
+    assert got.double()[fits].isfinite().all(), f"{what}: not finite"
+    over = ((got.double() - exact).abs() - allowed)[fits]
+    worst = float(over.max()) if over.numel() else -1.0
+    assert worst <= 0, f"{what}: {worst:.3g} over the allowed error at {locate(over)}"
 
 
 def assert_no_worse_than(got: Tensor, eager: Tensor, exact: Tensor, what: str = "", *, peak: bool = True) -> None:
@@ -106,6 +122,18 @@ def padded_rows(t: Tensor, extra: int) -> Tensor:
     room = torch.full((*t.shape[:-1], t.shape[-1] + extra), torch.nan, dtype=t.dtype, device=t.device)
     view = room[..., : t.shape[-1]]
     return view.copy_(t)
+
+
+# Where rows may lie, and where they may begin.
+WAYS: dict[str, Callable[[Tensor], Tensor]] = {
+    "plain": lambda t: t,
+    "shifted": shifted,
+    "gaps": lambda t: padded_rows(t, 8),
+    "odd gaps": lambda t: padded_rows(t, 3),
+    "every other row": lambda t: t.repeat_interleave(2, 1)[:, ::2],
+    "transposed batch": lambda t: t.transpose(0, 1).contiguous().transpose(0, 1),
+    "turned": lambda t: t.transpose(1, 2).contiguous().transpose(1, 2),
+}
 
 
 def in_turns(*, on_card: bool = False, **runs: Callable[[], object]) -> dict[str, list[float]]:

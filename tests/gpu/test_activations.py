@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpu.support import assert_no_worse_than, assert_rounded_once, assert_same_special, on, padded_rows, shifted
+from gpu.support import WAYS, assert_no_worse_than, assert_rounded_once, assert_same_special, on, padded_rows
 
 from fusestream.kernels_cuda import KernelPolicy, gelu, gelu_mul, silu, silu_mul, silu_mul_
 from fusestream.kernels_cuda.ops.elementwise.activations import reference
@@ -98,20 +98,13 @@ def test_scale_and_saturate(isa, size):
     assert loose[0, 0] == torch.inf and loose[1:].isfinite().all()
 
 
-@pytest.mark.parametrize("layout", ["shifted", "gaps", "odd gaps", "transposed", "four dimensions"])
+@pytest.mark.parametrize("layout", ["shifted", "gaps", "odd gaps", "turned", "four dimensions"])
 def test_layouts(isa, layout):
-    ways = {
-        "shifted": shifted,
-        "gaps": lambda t: padded_rows(t, 8),
-        "odd gaps": lambda t: padded_rows(t, 3),
-        "transposed": lambda t: t.transpose(1, 2).contiguous().transpose(1, 2),
-        "four dimensions": lambda t: padded_rows(t.view(2, 6, 4, 32), 8)[:, :, ::2],
-    }
-    for width in (128,):
-        gate, up = ways[layout](randn(2, 6, width)), ways[layout](randn(2, 6, width))
-        assert_rounded_once(flat(silu(gate, policy=on(isa))), flat(exact(gate, "silu")), what=layout)
-        got = silu_mul(gate, up, policy=on(isa))
-        assert_rounded_once(flat(got), flat(exact(gate, "silu") * up.double()), what=layout)
+    ways = {**WAYS, "four dimensions": lambda t: padded_rows(t.view(2, 6, 4, 32), 8)[:, :, ::2]}
+    gate, up = ways[layout](randn(2, 6, 128)), ways[layout](randn(2, 6, 128))
+    assert_rounded_once(flat(silu(gate, policy=on(isa))), flat(exact(gate, "silu")), what=layout)
+    got = silu_mul(gate, up, policy=on(isa))
+    assert_rounded_once(flat(got), flat(exact(gate, "silu") * up.double()), what=layout)
 
 
 @pytest.mark.parametrize("start", [8, 3])

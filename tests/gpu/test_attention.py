@@ -8,7 +8,7 @@ import time
 
 import pytest
 import torch
-from gpu.support import HALF_STEP, SMALLEST, compared, in_turns, locate, ratio, tried, until_chosen
+from gpu.support import HALF_STEP, SMALLEST, compared, in_turns, locate, on, ratio, tried, until_chosen
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend
@@ -28,15 +28,6 @@ LENGTHS = st.one_of(
     st.sampled_from([31, 32, 33, 63, 64, 65, 95, 127, 128, 129, 255, 256, 257, 289]),
     st.integers(18, 700),
 )
-
-
-def policy(isa, precision="precise", mode="on"):
-    return KernelPolicy.of(mode, isa=isa, precision=precision)
-
-
-@pytest.fixture(params=["precise", "fast"])
-def precision(request):
-    return request.param
 
 
 def laid_out(t, layout):
@@ -160,7 +151,7 @@ def test_random_configurations(isa, precision, c):
     q, k, v = inputs(*c["sizes"], size=c["size"], layout=c["layout"])
     mask, options = options_of(c)
     exact, sizes = oracle(q, k, v, mask, **options)
-    got = attention(q, k, v, mask, **options, policy=policy(isa, precision))
+    got = attention(q, k, v, mask, **options, policy=on(isa, precision))
     assert got.is_contiguous() and got.shape == q.shape
     check(got, exact, sizes, precision, score_error(q, k, precision, c["scale"]), str(c))
 
@@ -179,7 +170,7 @@ def test_ends_and_corners(isa, precision, d, s, t, asked):
     q, k, v = inputs(*c["sizes"], layout="beginning")
     mask, options = options_of(c)
     exact, sizes = oracle(q, k, v, mask, **options)
-    got = attention(q, k, v, mask, **options, policy=policy(isa, precision))
+    got = attention(q, k, v, mask, **options, policy=on(isa, precision))
     check(got, exact, sizes, precision, score_error(q, k, precision), str(c))
 
 
@@ -202,7 +193,7 @@ def test_error_against_flash(isa, precision, d, s, t, size):
     q, k, v = inputs(1, s, t, 4, 4, d, size)
     exact, _ = oracle(q, k, v)
     stock = attention(q, k, v, policy=KernelPolicy.of("off"))
-    got = attention(q, k, v, policy=policy(isa, precision))
+    got = attention(q, k, v, policy=on(isa, precision))
     ours, theirs, factor = (
         (got.double() - exact).abs(),
         (stock.double() - exact).abs(),
@@ -219,7 +210,7 @@ def test_t5(isa, precision):
     q, k, v = inputs(1, 512, 512, 64, 64, 64, 0.3)
     options = {"scale": 1.0, "distance_bias": torch.randn(64, 2 * 512 - 1, device="cuda") * 4}
     exact, sizes = oracle(q, k, v, **options)
-    got = attention(q, k, v, **options, policy=policy(isa, precision))
+    got = attention(q, k, v, **options, policy=on(isa, precision))
     check(got, exact, sizes, precision, score_error(q, k, precision, 1.0), "t5")
 
 
@@ -240,7 +231,7 @@ def test_adversaries(isa, precision, d):
     for what, (a, b_, c) in cases.items():
         exact, sizes = oracle(a, b_, c)
         check(
-            attention(a, b_, c, policy=policy(isa, precision)),
+            attention(a, b_, c, policy=on(isa, precision)),
             exact,
             sizes,
             precision,
@@ -255,9 +246,9 @@ def test_special_values(isa, precision, d, value):
     """A NaN of a query spoils its row, one of a value its column, as in torch; others are as they were. With `fast` the
     largest query of a warp scales them all: without it they may be rounded anew."""
     q, k, v = inputs(1, 70, 80, 1, 1, d)
-    clean = attention(q, k, v, policy=policy(isa, precision))
+    clean = attention(q, k, v, policy=on(isa, precision))
     q[0, 5, 0, 7], v[0, 33, 0, 9] = torch.nan, value
-    got = attention(q, k, v, policy=policy(isa, precision))
+    got = attention(q, k, v, policy=on(isa, precision))
     assert got[0, 5].isnan().all()
     rest = torch.arange(70, device="cuda") != 5
     assert not got[0, rest, 0, 9].isfinite().any()
@@ -270,37 +261,37 @@ def test_a_row_without_keys_is_zero(isa, precision):
     for d in HEADS:
         q, k, v = inputs(2, 40, 50, 1, 1, d)
         lengths = torch.tensor([0, 50], dtype=torch.int32, device="cuda")
-        out = attention(q, k, v, key_lengths=lengths, policy=policy(isa, precision))
+        out = attention(q, k, v, key_lengths=lengths, policy=on(isa, precision))
         assert not out[0].any() and out[1].any()
     q, k, v = inputs(1, 40, 30, 2, 2, 64)
-    out = attention(q, k, v, causal=True, policy=policy(isa, precision))
+    out = attention(q, k, v, causal=True, policy=on(isa, precision))
     assert not out[:, :10].any() and out[:, 10:].any(-1).all()
-    nothing = attention(q, k[:, :0], v[:, :0], policy=policy(isa, precision))
-    assert not nothing.any() and attention(q[:, :0], k, v, policy=policy(isa, precision)).shape == (1, 0, 2, 64)
+    nothing = attention(q, k[:, :0], v[:, :0], policy=on(isa, precision))
+    assert not nothing.any() and attention(q[:, :0], k, v, policy=on(isa, precision)).shape == (1, 0, 2, 64)
 
 
 def test_a_full_block_list_is_exact(isa, precision):
     q, k, v = inputs(1, 600, 500, 2, 2, 128)
     order = torch.arange(8, device="cuda", dtype=torch.int32).expand(1, 2, 5, 8).contiguous()
     blocks = BlockList(order, torch.full((1, 2, 5), 8, dtype=torch.int32, device="cuda"), 128, 64)
-    got = attention(q, k, v, blocks=blocks, policy=policy(isa, precision))
-    assert torch.equal(got, attention(q, k, v, policy=policy(isa, precision)))
+    got = attention(q, k, v, blocks=blocks, policy=on(isa, precision))
+    assert torch.equal(got, attention(q, k, v, policy=on(isa, precision)))
     no_limit = torch.ones(1, 1, 1, 500, dtype=torch.bool, device="cuda")  # another kernel, with a list and without
-    masked = attention(q, k, v, no_limit, policy=policy(isa, precision))
-    assert torch.equal(attention(q, k, v, no_limit, blocks=blocks, policy=policy(isa, precision)), masked)
+    masked = attention(q, k, v, no_limit, policy=on(isa, precision))
+    assert torch.equal(attention(q, k, v, no_limit, blocks=blocks, policy=on(isa, precision)), masked)
 
 
 @pytest.mark.parametrize("d", HEADS)
 def test_bitwise_repeatable(isa, precision, d):
     q, k, v = inputs(2, 700, 900, 1, 1, d)
-    first = attention(q, k, v, policy=policy(isa, precision))
-    assert all(torch.equal(first, attention(q, k, v, policy=policy(isa, precision))) for _ in range(5))
+    first = attention(q, k, v, policy=on(isa, precision))
+    assert all(torch.equal(first, attention(q, k, v, policy=on(isa, precision))) for _ in range(5))
 
 
 def test_long_and_wide(isa):
     """A video's length, checked at rows from all over it."""
     q, k, v = inputs(1, 20000, 20000, 2, 2, 128)
-    got = attention(q, k, v, policy=policy(isa))
+    got = attention(q, k, v, policy=on(isa))
     rows = torch.tensor([0, 255, 256, 9999, 19967, 19999], device="cuda")
     exact, sizes = oracle(q[:, rows], k, v)
     check(got[:, rows], exact, sizes, "precise", score_error(q[:, rows], k, "precise"), "long")
@@ -313,14 +304,14 @@ def test_strides_beyond_32_bits(isa):
     for t in (q, k, v):
         t.copy_(torch.randn(1, 3, 2, 128, device="cuda"))
     exact, sizes = oracle(q, k, v)
-    check(attention(q, k, v, policy=policy(isa)), exact, sizes, "precise", score_error(q, k, "precise"), "far apart")
+    check(attention(q, k, v, policy=on(isa)), exact, sizes, "precise", score_error(q, k, "precise"), "far apart")
 
 
 def test_graph_and_compile(isa):
     q, k, v = inputs(1, 300, 300, 2, 2, 64)
 
     def run(q, k, v):
-        return attention(q, k, v, causal=True, policy=policy(isa))
+        return attention(q, k, v, causal=True, policy=on(isa))
 
     run(q, k, v)
     graph = torch.cuda.CUDAGraph()
@@ -337,7 +328,7 @@ def test_auto_serves_everything():
     """Whatever our kernels refuse, torch serves, and the answer is the same."""
     q, k, v = inputs(1, 60, 60, 2, 2, 80)
     with pytest.raises(KernelRefused, match="heads have 80 elements"):
-        attention(q, k, v, policy=policy(None))
+        attention(q, k, v, policy=on(None))
     exact, sizes = oracle(q, k, v)
     check(attention(q, k, v), exact, sizes, "precise", score_error(q, k, "precise"), "head of 80")
     q, k, v = inputs(1, 60, 60, 2, 2, 64)
@@ -401,7 +392,7 @@ WIDE_HEADS = [
 
 
 def in_stripes(q, k, v, isa=None):
-    call = Call("attention", *arguments(q, k, v), policy(isa, mode="auto"))
+    call = Call("attention", *arguments(q, k, v), on(isa, mode="auto"))
     assert attention_products.PRODUCTS.refuse(call) is None
     return attention_products.PRODUCTS.prepare(call)(*call.tensors)
 

@@ -7,8 +7,8 @@ import os
 
 import pytest
 import torch
-from gpu.support import locate
-from gpu.test_attention import check, configurations, inputs, laid_out, options_of, oracle, policy, reference
+from gpu.support import locate, on
+from gpu.test_attention import check, configurations, inputs, laid_out, options_of, oracle, reference
 from hypothesis import HealthCheck, given, seed, settings
 
 from fusestream.kernels_cuda import choose_blocks
@@ -35,7 +35,7 @@ def sums_of(tactic):
 
 
 def call_of(isa, q, k, v, mask=None, **asked):
-    return Call("attention", *arguments(q, k, v, mask, **asked), policy(isa, "turbo"))
+    return Call("attention", *arguments(q, k, v, mask, **asked), on(isa, "turbo"))
 
 
 def converted(isa, call):
@@ -160,7 +160,7 @@ def test_some_heads_at_a_time(isa, tactic, asked, monkeypatch):
         mask = torch.randn(2, h, 300, 1100, device="cuda").half()
         more = {"distance_bias": torch.randn(h, 1399, device="cuda"), "window": (700, -1)}
     if asked == "sparse":
-        blocks, tail = choose_blocks(q, k, v, most=5, policy=policy(isa))
+        blocks, tail = choose_blocks(q, k, v, most=5, policy=on(isa))
         more = {"blocks": blocks, "tail": tail}
     call = call_of(isa, q, k, v, mask, **more)
     whole = op.plan(call, card(0, isa), tactic)(*call.tensors)

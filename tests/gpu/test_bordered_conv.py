@@ -6,7 +6,8 @@ import os
 
 import pytest
 import torch
-from gpu.support import HALF_STEP, SMALLEST, laid_out, locate
+from gpu.support import HALF_STEP, laid_out, on
+from gpu.support import assert_sums as check
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
@@ -17,17 +18,6 @@ from fusestream.kernels_cuda.ops.conv import bordered_conv as op
 from fusestream.kernels_cuda.ops.matmul.linear_operands import ACTIVATIONS
 
 EXAMPLES = int(os.environ.get("FUSESTREAM_EXAMPLES") or 2500) // 25
-# What a step of fp32 sums costs, of the sum of magnitudes; and one of half sums: eight roundings of parts at most.
-SUM_STEP = {"precise": 2e-6, "fast": 4 * HALF_STEP}
-
-
-@pytest.fixture(params=["precise", "fast"])
-def precision(request):
-    return request.param
-
-
-def policy(isa, precision="precise"):
-    return KernelPolicy.of("on", isa=isa, precision=precision)
 
 
 def image(*shape):
@@ -40,15 +30,6 @@ def weights(n, c):
 
 def wide(tensors, sizes=False):
     return [None if t is None else (t.double().abs() if sizes else t.double()) for t in tensors]
-
-
-def check(got, exact, sizes, precision, what, folded=0.0):
-    """One rounding of the result, and the error of the sums. GELU and SiLU magnify an error by 1.13 at most."""
-    allowed = HALF_STEP * exact.abs() * 1.001 + SMALLEST + 1.3 * (SUM_STEP[precision] + folded) * sizes
-    allowed = allowed + 4e-6 * exact.abs() + 1e-7
-    assert got.double().isfinite().all(), f"{what}: not finite"
-    over = (got.double() - exact).abs() - allowed
-    assert float(over.max()) <= 0, f"{what}: {float(over.max()):.3g} over the allowed error at {locate(over)}"
 
 
 @st.composite
@@ -84,7 +65,7 @@ def test_random_configurations(isa, precision, c):
     tensors = (x, weight, bias)
     exact = op.reference(*wide(tensors), *options)
     sizes = op.reference(*wide(tensors, sizes=True), "none", *options[1:])
-    call = Call("bordered_conv", tensors, options, policy(isa, precision))
+    call = Call("bordered_conv", tensors, options, on(isa, precision))
     assert next(op.obstacles(call), None) is None
     for tactic in op.ways(call):
         got = op.plan(call, card(0, isa), tactic)(*tensors)
@@ -111,7 +92,7 @@ def test_ends_and_corners(isa, precision, border, h, w, stride):
         border=border,
         stride=stride,
         activation="relu",
-        policy=policy(isa, precision),
+        policy=on(isa, precision),
     )
     check(got, exact, sizes, precision, "ends")
 
@@ -124,11 +105,11 @@ def test_upsampling(isa, precision, c, n, h, w):
     exact = op.upsample_reference(*wide((x, weight, bias)), None, "none")
     sizes = op.upsample_reference(*wide((x, weight, bias), True), None, "none")
     folded = fold_upsample(weight)
-    call = Call("bordered_upsample_conv", (x, weight, bias, folded), ("none",), policy(isa, precision))
+    call = Call("bordered_upsample_conv", (x, weight, bias, folded), ("none",), on(isa, precision))
     for tactic in op.upsample_ways(call):
         got = op.upsample_plan(call, card(0, isa), tactic)(*call.tensors)
         check(got, exact, sizes, tactic.precision, str(tactic), folded=HALF_STEP)
-    got = bordered_upsample_conv2d(x, weight, bias, folded=folded, policy=policy(isa, precision))
+    got = bordered_upsample_conv2d(x, weight, bias, folded=folded, policy=on(isa, precision))
     assert got.stride() == exact.stride()
 
 
@@ -144,5 +125,5 @@ def test_every_candidate_computes_the_same():
 
 def test_bitwise_repeatable(isa, precision):
     x, weight, bias = image(2, 40, 29, 31), weights(96, 40), torch.randn(96, device="cuda").half()
-    runs = [bordered_conv2d(x, weight, bias, padding=(1,) * 4, policy=policy(isa, precision)) for _ in range(5)]
+    runs = [bordered_conv2d(x, weight, bias, padding=(1,) * 4, policy=on(isa, precision)) for _ in range(5)]
     assert all(torch.equal(run, runs[0]) for run in runs)

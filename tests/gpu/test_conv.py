@@ -6,7 +6,8 @@ import os
 
 import pytest
 import torch
-from gpu.support import HALF_STEP, SMALLEST, laid_out, locate, tried, until_chosen
+from gpu.support import HALF_STEP, SMALLEST, SUM_STEP, laid_out, on, tried, until_chosen
+from gpu.support import assert_sums as check
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from torch.nn import functional
@@ -28,19 +29,8 @@ from fusestream.kernels_cuda.ops.conv.conv_operands import Operands, compute
 from fusestream.kernels_cuda.ops.matmul.linear_operands import ACTIVATIONS
 
 EXAMPLES = int(os.environ.get("FUSESTREAM_EXAMPLES") or 2500) // 16
-# What a step of fp32 sums costs, of the sum of magnitudes; and one of half sums: eight roundings of parts at most.
-SUM_STEP = {"precise": 2e-6, "fast": 4 * HALF_STEP}
 # Channels of the Wan 2.1 and 2.2 VAEs.
 CHANNELS = (3, 12, 16, 48, 96, 160, 192, 256, 320, 384, 512, 640, 1024)
-
-
-def policy(isa, precision="precise"):
-    return KernelPolicy.of("on", isa=isa, precision=precision)
-
-
-@pytest.fixture(params=["precise", "fast"])
-def precision(request):
-    return request.param
 
 
 def video(*shape):
@@ -58,20 +48,9 @@ def exactly(tensors, options):
     return compute(Operands.of(tuple(wide), options)), compute(Operands.of(tuple(sizes), ("none", *options[1:])))
 
 
-def check(got, exact, sizes, precision, what, folded=0.0):
-    """One rounding of the result, and the error of the sums. GELU and SiLU magnify an error by 1.13 at most."""
-    allowed = HALF_STEP * exact.abs() * 1.001 + SMALLEST + 1.3 * (SUM_STEP[precision] + folded) * sizes
-    allowed = allowed + 4e-6 * exact.abs() + 1e-7
-    fits = exact.abs() + allowed < 65504
-    assert got.double()[fits].isfinite().all(), f"{what}: not finite"
-    over = ((got.double() - exact).abs() - allowed)[fits]
-    worst = float(over.max()) if over.numel() else -1.0
-    assert worst <= 0, f"{what}: {worst:.3g} over the allowed error at {locate(over)}"
-
-
 def with_tactic(tactic, tensors, options, isa):
     """One way to cut the work, whatever the rule would choose."""
-    call = Call("conv", tensors, options, policy(isa, tactic.precision))
+    call = Call("conv", tensors, options, on(isa, tactic.precision))
     assert next(op.obstacles(call), None) is None
     return op.plan(call, card(0, isa), tactic)(*tensors)
 
@@ -165,7 +144,7 @@ def test_channels_of_the_autoencoders(isa, precision, c, n):
     x, weight, bias = video(1, c, 2, 10, 18), weights(n, c, 3, 3, 3), torch.randn(n, device="cuda").half()
     options = ("none", 1, 2, 1, 1, 1, 1, 1)
     exact, sizes = exactly((x, weight, bias, None, None), options)
-    check(conv3d(x, weight, bias, policy=policy(isa, precision)), exact, sizes, precision, f"{c} to {n}")
+    check(conv3d(x, weight, bias, policy=on(isa, precision)), exact, sizes, precision, f"{c} to {n}")
 
 
 # (channels in, out, frames, rows, columns) of the 3x3x3 convolutions of the Wan 2.1 and 2.2 VAEs.
@@ -210,7 +189,7 @@ def test_real_shapes(isa, precision, sizes, chunk):
     t = 1 if chunk == "one frame" else t
     x, weight, bias = video(1, c, t, h, w), weights(n, c, 3, 3, 3), torch.randn(n, device="cuda").half()
     cache = video(1, c, 2, h, w) if chunk == "with cache" else None
-    got = conv3d(x, weight, bias, cache=cache, policy=policy(isa, precision))
+    got = conv3d(x, weight, bias, cache=cache, policy=on(isa, precision))
     for y in (0, h // 2 - 3, h - 4):
         above, below = min(1, y), min(1, h - y - 4)
         strip = slice(y - above, y + 4 + below)
@@ -226,11 +205,11 @@ def test_convolutions_of_time(isa, precision, c, t, cached):
     x, cache = video(1, c, t, 12, 20), video(1, c, cached, 12, 20) if cached else None
     weight, bias = weights(2 * c, c, 3, 1, 1), torch.randn(2 * c, device="cuda")
     exact, sizes = exactly((x, weight, bias, cache, None), ("none", 1, 2, 1, 0, 0, 0, 0))
-    check(conv3d(x, weight, bias, cache=cache, policy=policy(isa, precision)), exact, sizes, precision, "up")
+    check(conv3d(x, weight, bias, cache=cache, policy=on(isa, precision)), exact, sizes, precision, "up")
     if t == 4:
         one = cache[:, :, 1:]
         exact, sizes = exactly((x, weight, bias, one, None), ("none", 2, 1, 1, 0, 0, 0, 0))
-        got = conv3d(x, weight, bias, cache=one, time_stride=2, before=1, policy=policy(isa, precision))
+        got = conv3d(x, weight, bias, cache=one, time_stride=2, before=1, policy=on(isa, precision))
         check(got, exact, sizes, precision, "down")
 
 
@@ -238,7 +217,7 @@ def test_convolutions_of_time(isa, precision, c, t, cached):
 @pytest.mark.parametrize("stride", [1, 2])
 def test_images(isa, precision, stride, padding):
     x, weight, bias = video(3, 96, 33, 50), weights(96, 96, 3, 3), torch.randn(96, device="cuda").half()
-    got = conv2d(x, weight, bias, stride=stride, padding=padding, activation="relu", policy=policy(isa, precision))
+    got = conv2d(x, weight, bias, stride=stride, padding=padding, activation="relu", policy=on(isa, precision))
     left, right, top, bottom = padding or ((1, 1, 1, 1) if stride == 1 else (0, 1, 0, 1))
     tensors = (x.unsqueeze(2), weight.unsqueeze(2), bias, None, None)
     exact, sizes = exactly(tensors, ("relu", 1, 0, stride, left, right, top, bottom))
@@ -254,7 +233,7 @@ def test_images(isa, precision, stride, padding):
 
 def by_torch_and_a_pass(tensors, options, isa):
     """torch's convolution with our pass behind it, whatever is faster. None: it refuses."""
-    call = Call("conv", tensors, options, policy(isa))
+    call = Call("conv", tensors, options, on(isa))
     if conv_torch.FUSED.refuse(call) is not None:
         return None
     return conv_torch.FUSED.prepare(call)(*tensors)
@@ -402,23 +381,23 @@ def test_upsampling(isa, precision, c, n, h, w):
     folded = fold_upsample(weight)
     exact = upsample_conv.reference(x.double(), weight.double(), bias.double(), None, "none")
     sizes = upsample_conv.reference(x.double().abs(), weight.double().abs(), bias.double().abs(), None, "none")
-    call = Call("upsample_conv2d", (x, weight, bias, folded), ("none",), policy(isa, precision))
+    call = Call("upsample_conv2d", (x, weight, bias, folded), ("none",), on(isa, precision))
     assert next(upsample_conv.obstacles(call), None) is None
     for tactic in upsample_conv.ways(call):
         got = upsample_conv.plan(call, card(0, isa), tactic)(*call.tensors)
         check(got, exact, sizes, tactic.precision, str(tactic), folded=HALF_STEP)
         assert got.stride() == exact.stride()
     with pytest.raises(KernelRefused, match="fold_upsample"):
-        upsample_conv2d(x, weight, bias, policy=policy(isa))
+        upsample_conv2d(x, weight, bias, policy=on(isa))
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_special_values(isa, precision, value):
     """A NaN reaches the pixels that see it and no others; so does an infinity."""
     x, weight = video(1, 32, 3, 12, 20), weights(96, 32, 3, 3, 3)
-    clean = conv3d(x, weight, policy=policy(isa, precision))
+    clean = conv3d(x, weight, policy=on(isa, precision))
     x[0, 5, 1, 6, 9] = value
-    got = conv3d(x, weight, policy=policy(isa, precision))
+    got = conv3d(x, weight, policy=on(isa, precision))
     seen = torch.zeros(3, 12, 20, dtype=torch.bool, device="cuda")
     seen[1:, 5:8, 8:11] = True
     assert not got[0][:, seen].isfinite().any()
@@ -436,7 +415,7 @@ def test_half_sums_that_overflow_are_found(isa):
     bias, options = torch.zeros(96, device="cuda"), ("none", 1, 2, 1, 1, 1, 1, 1)
     x[:, :, 2] = 0.5
     exact, sizes = exactly((x, weight, bias, None, None), options)
-    got = conv3d(x, weight, bias, policy=policy(isa, "fast"))
+    got = conv3d(x, weight, bias, policy=on(isa, "fast"))
     check(got, exact, sizes, "precise", "overflow")
 
 
@@ -447,32 +426,32 @@ def test_error_of_half_sums(isa):
         exact, _ = exactly((x, weight, None, None, None), ("none", 1, 2, 1, 1, 1, 1, 1))
         rms = {}
         for precision in ("precise", "fast"):
-            got = conv3d(x, weight, policy=policy(isa, precision))
+            got = conv3d(x, weight, policy=on(isa, precision))
             rms[precision] = float((got.double() - exact).square().mean().sqrt())
         assert rms["fast"] <= 2 * rms["precise"], f"{c} channels: {rms}"
 
 
 def test_bitwise_repeatable(isa, precision):
     x, weight, cache = video(1, 96, 2, 30, 40), weights(192, 96, 3, 3, 3), video(1, 96, 2, 30, 40)
-    first, *others = (conv3d(x, weight, cache=cache, policy=policy(isa, precision)) for _ in range(4))
+    first, *others = (conv3d(x, weight, cache=cache, policy=on(isa, precision)) for _ in range(4))
     assert all(torch.equal(first, other) for other in others)
 
 
 def test_chunks_give_what_the_whole_gives(isa, precision):
     """Frames in chunks with the cache read in place: bitwise what one call over all frames gives."""
     x, weight = video(1, 48, 7, 11, 21), weights(96, 48, 3, 3, 3)
-    whole = conv3d(x, weight, policy=policy(isa, precision))
-    parts = [conv3d(x[:, :, :1], weight, policy=policy(isa, precision))]
+    whole = conv3d(x, weight, policy=on(isa, precision))
+    parts = [conv3d(x[:, :, :1], weight, policy=on(isa, precision))]
     for first in range(1, 7, 2):
         cache = x[:, :, max(0, first - 2) : first]
-        parts.append(conv3d(x[:, :, first : first + 2], weight, cache=cache, policy=policy(isa, precision)))
+        parts.append(conv3d(x[:, :, first : first + 2], weight, cache=cache, policy=on(isa, precision)))
     assert torch.equal(torch.cat(parts, 2), whole)
 
 
 def test_nothing_is_allocated_but_the_result(isa, precision):
     x, weight, cache = video(1, 96, 4, 64, 64), weights(96, 96, 3, 3, 3), video(1, 96, 2, 64, 64)
     residual = video(1, 96, 4, 64, 64)
-    run = lambda: conv3d(x, weight, cache=cache, residual=residual, policy=policy(isa, precision))  # noqa: E731
+    run = lambda: conv3d(x, weight, cache=cache, residual=residual, policy=on(isa, precision))  # noqa: E731
     size = run().numel() * 2
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
@@ -484,15 +463,15 @@ def test_nothing_is_allocated_but_the_result(isa, precision):
 
 def test_empty_and_refused(isa):
     weight = weights(16, 8, 3, 3, 3)
-    assert conv3d(video(0, 8, 2, 4, 4), weight, policy=policy(isa)).shape == (0, 16, 2, 4, 4)
-    assert conv3d(video(1, 8, 2, 0, 4), weight, policy=policy(isa)).shape == (1, 16, 2, 0, 4)
+    assert conv3d(video(0, 8, 2, 4, 4), weight, policy=on(isa)).shape == (0, 16, 2, 4, 4)
+    assert conv3d(video(1, 8, 2, 0, 4), weight, policy=on(isa)).shape == (1, 16, 2, 0, 4)
     x = video(1, 8, 2, 4, 4)
     with pytest.raises(KernelRefused, match="x is not channels-last"):
-        conv3d(x.contiguous(), weight, policy=policy(isa))
+        conv3d(x.contiguous(), weight, policy=on(isa))
     with pytest.raises(KernelRefused, match=r"weight is not in torch\.channels_last_3d"):
-        conv3d(x, weight.contiguous(), policy=policy(isa))
+        conv3d(x, weight.contiguous(), policy=on(isa))
     with pytest.raises(KernelRefused, match="float32"):
-        conv3d(x.float(), weight, policy=policy(isa))
+        conv3d(x.float(), weight, policy=on(isa))
 
 
 def test_auto_serves_any_layout():

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpu.support import assert_rounded_once, assert_same_special, on, padded_rows, shifted
+from gpu.support import WAYS, assert_rounded_once, assert_same_special, on
 
 from fusestream.kernels_cuda import KernelPolicy, diffusion_step
 from fusestream.kernels_cuda.ops.elementwise.diffusion_step import reference
 
 OFF = KernelPolicy.of("off")
 SHAPES = ((2, 16, 3, 10, 12), (1, 16, 21, 60, 104), (3, 4, 7, 9), (1,), (5, 1), (2, 3, 127))
-WAYS = [(method, prediction) for method in ("euler", "ddim") for prediction in ("velocity", "eps", "denoised")]
+STEPS = [(method, prediction) for method in ("euler", "ddim") for prediction in ("velocity", "eps", "denoised")]
 KINDS = {"h": torch.float16, "f": torch.float32}
 
 
@@ -38,7 +38,7 @@ def check(got, tensors, options, what=""):
 
 @pytest.mark.sanitize
 @pytest.mark.parametrize("types", ["ff", "fh", "hh", "hf"])
-@pytest.mark.parametrize(("method", "prediction"), WAYS)
+@pytest.mark.parametrize(("method", "prediction"), STEPS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_steps(isa, shape, method, prediction, types):
     x_type, m_type = (KINDS[t] for t in types)
@@ -71,15 +71,9 @@ def test_masks(isa, mask_type):
             assert torch.equal(diffusion_step(x, cond, pair, None, previous, edge, policy=on(isa)), want)
 
 
-@pytest.mark.parametrize("layout", ["shifted", "odd gaps", "gaps", "halves of a batch", "time first"])
+@pytest.mark.parametrize("layout", ["shifted", "odd gaps", "gaps", "halves of a batch", "transposed batch"])
 def test_layouts(isa, layout):
-    ways = {
-        "shifted": shifted,
-        "odd gaps": lambda t: padded_rows(t, 3),
-        "gaps": lambda t: padded_rows(t, 8),
-        "halves of a batch": lambda t: torch.cat((t, t)).chunk(2)[1],
-        "time first": lambda t: t.transpose(0, 1).contiguous().transpose(0, 1),
-    }
+    ways = {**WAYS, "halves of a batch": lambda t: torch.cat((t, t)).chunk(2)[1]}
     x, cond, uncond = (ways[layout](randn(2, 6, 16)) for _ in range(3))
     tensors = (x, cond, pair_of("euler"), uncond, None, None)
     check(diffusion_step(*tensors, cfg=4.0, policy=on(isa)), tensors, {"cfg": 4.0}, layout)

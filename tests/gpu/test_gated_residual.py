@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpu.support import assert_rounded_once, assert_same_special, on, padded_rows, shifted
+from gpu.support import WAYS, assert_rounded_once, assert_same_special, on, shifted
 
 from fusestream.kernels_cuda import KernelPolicy, gated_residual, gated_residual_
 from fusestream.kernels_cuda.ops.elementwise.gated_residual import reference
@@ -53,16 +53,9 @@ def test_gated_residual(isa, d, form):
 @pytest.mark.parametrize("d", [8, 72, 127, 1536])
 @pytest.mark.parametrize("layout", ["shifted", "gaps", "odd gaps", "every other row", "transposed batch"])
 def test_layouts(isa, d, layout):
-    ways = {
-        "shifted": shifted,
-        "gaps": lambda t: padded_rows(t, 8),
-        "odd gaps": lambda t: padded_rows(t, 3),
-        "every other row": lambda t: t.repeat_interleave(2, 1)[:, ::2],
-        "transposed batch": lambda t: t.transpose(0, 1).contiguous().transpose(0, 1),
-    }
     for form in ("none", "batch", "token"):
         x, y, gate = inputs(2, 11, d, form)
-        x, y = ways[layout](x), ways[layout](y)
+        x, y = WAYS[layout](x), WAYS[layout](y)
         gate = shifted(gate, 3) if layout == "shifted" and gate is not None else gate
         want = exact(x, y, gate)
         got = gated_residual(x, y, gate, policy=on(isa))

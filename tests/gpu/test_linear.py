@@ -6,7 +6,8 @@ import os
 
 import pytest
 import torch
-from gpu.support import HALF_STEP, SMALLEST, locate, padded_rows, shifted, tried, until_chosen
+from gpu.support import assert_sums as check
+from gpu.support import on, padded_rows, shifted, tried, until_chosen
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
@@ -27,19 +28,8 @@ from fusestream.kernels_cuda.ops.matmul.linear_operands import ACTIVATIONS
 from fusestream.kernels_cuda.ops.matmul.linear_torch import CublasFused, CublasPair, CublasWide
 
 EXAMPLES = int(os.environ.get("FUSESTREAM_EXAMPLES") or 2500) // 8
-# What a step of fp32 sums costs, of the sum of magnitudes; and one of half sums: eight roundings of parts at most.
-SUM_STEP = {"precise": 2e-6, "fast": 4 * HALF_STEP}
 ROWS = st.one_of(st.integers(1, 17), st.sampled_from([63, 64, 65, 127, 128, 129, 255, 256, 257]), st.integers(18, 700))
 EIGHTS = st.one_of(st.integers(1, 5), st.sampled_from([7, 8, 9, 15, 16, 17, 31, 32, 33, 65]), st.integers(6, 90))
-
-
-def policy(isa, precision="precise", mode="on"):
-    return KernelPolicy.of(mode, isa=isa, precision=precision)
-
-
-@pytest.fixture(params=["precise", "fast"])
-def precision(request):
-    return request.param
 
 
 @pytest.fixture(params=list(op.CUTS), ids=lambda cut: f"{cut.rows}x{cut.columns}")
@@ -55,7 +45,7 @@ def with_cut(cut, name, tensors, options, isa, precision):
     """One way to cut the work, whatever the rule would choose."""
     if precision not in cut.precisions:
         pytest.skip(f"no {precision} kernel of {cut.rows}x{cut.columns}")
-    call = Call(name, tensors, options, policy(isa, precision))
+    call = Call(name, tensors, options, on(isa, precision))
     assert next(op.obstacles(call), None) is None
     return op.plan(call, card(0, isa), op.Tactic(cut, precision))(*tensors)
 
@@ -77,17 +67,6 @@ def exactly(name, tensors, options):
         gate, up = wide[1:] if wide[2] is not None else wide[1].chunk(2)
         sizes = (x @ gate.abs().t()) * (x @ up.abs().t()) * scale
     return exact, sizes
-
-
-def check(got, exact, sizes, precision, what):
-    """One rounding of the result, and the error of the sums. GELU and SiLU magnify an error by 1.13 at most."""
-    step = HALF_STEP * exact.abs() * 1.001 + SMALLEST if got.dtype is torch.float16 else 2e-6 * exact.abs()
-    allowed = step + 1.3 * SUM_STEP[precision] * sizes + 4e-6 * exact.abs() + 1e-7
-    fits = exact.abs() + allowed < (65504 if got.dtype is torch.float16 else torch.inf)
-    assert got.double()[fits].isfinite().all(), f"{what}: not finite"
-    over = ((got.double() - exact).abs() - allowed)[fits]
-    worst = float(over.max()) if over.numel() else -1.0
-    assert worst <= 0, f"{what}: {worst:.3g} over the allowed error at {locate(over)}"
 
 
 def laid_out(t, layout):
@@ -219,10 +198,10 @@ def test_largest_numbers(isa, precision):
         torch.full((70, 512), 65504.0, device="cuda").half(),
         torch.full((72, 512), 65504.0, device="cuda").half(),
     )
-    got = linear(x, weight, scale=2.0**-26, policy=policy(isa, precision))
+    got = linear(x, weight, scale=2.0**-26, policy=on(isa, precision))
     assert torch.equal(got, torch.full_like(got, 65504.0**2 * 512 * 2.0**-26))
-    assert linear(x, weight, policy=policy(isa, precision)).isposinf().all()
-    assert (linear(x, -weight, saturate=True, policy=policy(isa, precision)) == -65504).all()
+    assert linear(x, weight, policy=on(isa, precision)).isposinf().all()
+    assert (linear(x, -weight, saturate=True, policy=on(isa, precision)) == -65504).all()
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
@@ -249,7 +228,7 @@ def test_activations_of_special_values(isa, kind):
     x[:, 0] = torch.tensor(values, device="cuda")
     weight = torch.zeros(8, 8, device="cuda").half()
     weight[:, 0] = 1
-    got = linear(x, weight, activation=kind, policy=policy(isa))
+    got = linear(x, weight, activation=kind, policy=on(isa))
     want = op.reference(x, weight, None, None, None, kind, 1.0, False, None)
     torch.testing.assert_close(got, want, atol=1e-6, rtol=2e-3, equal_nan=True)
 
@@ -276,25 +255,25 @@ def test_in_place(isa, precision):
     """Over the residual itself, and into the middle of a larger tensor, whose rest stays as it was."""
     x, weight, gate = half(2, 150, 64), half(72, 64), half(2, 150, 72)
     stream = half(2, 150, 72).float()
-    want = linear(x, weight, residual=stream, gate=gate, activation="silu", policy=policy(isa, precision))
+    want = linear(x, weight, residual=stream, gate=gate, activation="silu", policy=on(isa, precision))
     room = torch.full((2, 200, 96), 7.0, device="cuda")
     out = room[:, 20:170, 8:80]
-    linear_(out, x, weight, residual=stream, gate=gate, activation="silu", policy=policy(isa, precision))
+    linear_(out, x, weight, residual=stream, gate=gate, activation="silu", policy=on(isa, precision))
     assert torch.equal(out, want)
     out.fill_(7)
     assert (room == 7).all()
-    linear_(stream, x, weight, residual=stream, gate=gate, activation="silu", policy=policy(isa, precision))
+    linear_(stream, x, weight, residual=stream, gate=gate, activation="silu", policy=on(isa, precision))
     assert torch.equal(stream, want)
 
 
 def test_a_pair_into_a_part_of_a_buffer(isa, precision):
     """Flux.2: beside the room for what attention sees. The rest stays as it was."""
     x, both = half(2, 150, 64), half(2 * 72, 64)
-    want = linear_pair(x, both, saturate=True, policy=policy(isa, precision))
+    want = linear_pair(x, both, saturate=True, policy=on(isa, precision))
     room = torch.full((2, 150, 96), 7.0, device="cuda", dtype=torch.float16)
     for weights in ((both, None), (both[:72], both[72:])):
         out = room[..., 24:]
-        linear_pair_(out, x, *weights, saturate=True, policy=policy(isa, precision))
+        linear_pair_(out, x, *weights, saturate=True, policy=on(isa, precision))
         assert torch.equal(out, want)
         out.fill_(7)
         assert (room == 7).all()
@@ -304,10 +283,10 @@ def test_what_cublas_makes_of_a_pair(isa):
     """Its two products, and our pass behind them."""
     x, both = half(2, 150, 64), half(2 * 72, 64)
     room = torch.zeros(2, 150, 96, device="cuda", dtype=torch.float16)
-    asked = Call("linear_pair_", (room[..., 24:], x, both, None), ("silu", 0.5, True), policy(isa))
+    asked = Call("linear_pair_", (room[..., 24:], x, both, None), ("silu", 0.5, True), on(isa))
     assert CublasPair().refuse(asked) is None
     CublasPair().prepare(asked)(*asked.tensors)
-    want = linear_pair(x, both, scale=0.5, saturate=True, policy=policy(isa))
+    want = linear_pair(x, both, scale=0.5, saturate=True, policy=on(isa))
     torch.testing.assert_close(room[..., 24:], want, rtol=4e-3, atol=4e-3)
     assert not room[..., :24].any()
 
@@ -315,8 +294,8 @@ def test_what_cublas_makes_of_a_pair(isa):
 def test_a_saturating_stream_behind_cublas(isa):
     """The product fits fp16, and times its gate it does not."""
     x, weight, stream, gate = half(150, 64), half(72, 64) * 1000, half(150, 72) * 1000, half(72) + 3
-    asked = Call("linear_", (stream, x, weight, None, stream, gate), ("none", 1.0, True), policy(isa))
-    want = linear(x, weight, residual=stream, gate=gate, saturate=True, policy=policy(isa))
+    asked = Call("linear_", (stream, x, weight, None, stream, gate), ("none", 1.0, True), on(isa))
+    want = linear(x, weight, residual=stream, gate=gate, saturate=True, policy=on(isa))
     assert CublasFused().refuse(asked) is None and (want.abs() == 65504).any()
     CublasFused().prepare(asked)(*asked.tensors)
     torch.testing.assert_close(stream, want, rtol=4e-3, atol=128)
@@ -416,8 +395,8 @@ def test_cublas_wide_results_in_a_graph_and_of_nothing():
 def test_umt5(isa, precision):
     """Its feed-forward: the hidden product reaches 10^5, the residual stream is fp32."""
     x, both, w_out, stream = half(300, 256) * 8, half(2 * 640, 256) * 4, half(256, 640), half(300, 256).float()
-    hidden = linear_pair(x, both, activation="gelu_tanh", scale=2.0**-8, policy=policy(isa, precision))
-    got = linear(hidden, w_out, residual=stream, scale=2.0**8, policy=policy(isa, precision))
+    hidden = linear_pair(x, both, activation="gelu_tanh", scale=2.0**-8, policy=on(isa, precision))
+    got = linear(hidden, w_out, residual=stream, scale=2.0**8, policy=on(isa, precision))
     exact, sizes = exactly("linear_pair", (x, both, None), ("gelu_tanh", 2.0**-8, False, None))
     assert exact.abs().max() * 2**8 > 1e5
     check(hidden, exact, sizes, precision, "hidden")
@@ -431,7 +410,7 @@ def test_umt5(isa, precision):
 def test_mlp_chunks(isa, precision, paired):
     x, w_in, w_out, stream = half(2, 900, 64), half(256, 64), half(72, 256), half(2, 900, 72)
     options = {"residual": stream, "gate": half(2, 9, 1, 72), "up": half(256, 64) if paired else None}
-    options |= {"policy": policy(isa, precision)}
+    options |= {"policy": on(isa, precision)}
     whole = mlp(x, w_in, w_out, None, half(72) * 0, **options)
     for chunk in (1, 2 * 768 * 256 * 2):
         assert torch.equal(mlp(x, w_in, w_out, None, half(72) * 0, **options, chunk_bytes=chunk), whole)
@@ -441,11 +420,11 @@ def test_mlp_memory(isa):
     """The hidden activation never exists whole."""
     x, w_in, w_out = half(1, 16384, 256), half(4096, 256), half(256, 4096)
     most, out_bytes = 16 * 2**20, 16384 * 256 * 2
-    mlp(x, w_in, w_out, chunk_bytes=most, policy=policy(isa))
+    mlp(x, w_in, w_out, chunk_bytes=most, policy=on(isa))
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    out = mlp(x, w_in, w_out, chunk_bytes=most, policy=policy(isa))
+    out = mlp(x, w_in, w_out, chunk_bytes=most, policy=on(isa))
     # An old chunk is still held while the next one is made.
     assert torch.cuda.max_memory_allocated() - before <= out_bytes + 2 * most + 2**20
     assert out.shape == x.shape
@@ -454,9 +433,9 @@ def test_mlp_memory(isa):
 def test_empty(isa):
     for shape in ((0, 64), (2, 0, 64)):
         x = torch.empty(*shape, device="cuda").half()
-        assert linear(x, half(16, 64), policy=policy(isa)).shape == (*shape[:-1], 16)
-        assert linear_pair(x, half(16, 64), policy=policy(isa)).shape == (*shape[:-1], 8)
-    assert linear(half(4, 64), half(0, 64), policy=policy(isa)).shape == (4, 0)
+        assert linear(x, half(16, 64), policy=on(isa)).shape == (*shape[:-1], 16)
+        assert linear_pair(x, half(16, 64), policy=on(isa)).shape == (*shape[:-1], 8)
+    assert linear(half(4, 64), half(0, 64), policy=on(isa)).shape == (4, 0)
 
 
 @pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.mem_get_info()[0] < 24 * 2**30, reason="needs 24 GB")
@@ -467,14 +446,14 @@ def test_strides_beyond_32_bits(isa):
     x.copy_(half(3, 64))
     weight = half(72, 64)
     exact, sizes = exactly("linear", (x, weight, None, None, None), ("none", 1.0, False, None))
-    check(linear(x, weight, policy=policy(isa)), exact, sizes, "precise", "far apart")
+    check(linear(x, weight, policy=on(isa)), exact, sizes, "precise", "far apart")
 
 
 def test_graph_and_compile(isa):
     x, weight, stream = half(2, 150, 64), half(64, 64), half(2, 150, 64)
 
     def run(x, weight, stream):
-        return linear(linear_pair(x, weight, weight, policy=policy(isa)), weight, residual=stream, policy=policy(isa))
+        return linear(linear_pair(x, weight, weight, policy=on(isa)), weight, residual=stream, policy=on(isa))
 
     run(x, weight, stream)
     graph = torch.cuda.CUDAGraph()
@@ -489,9 +468,9 @@ def test_graph_and_compile(isa):
 
 def test_refused_layouts_are_served_by_torch(isa):
     x, weight = half(40, 64), half(24, 64)
-    want = linear(x, weight, policy=policy(isa))
+    want = linear(x, weight, policy=on(isa))
     with pytest.raises(KernelRefused, match="rows do not start at multiples of 16 bytes"):
-        linear(shifted(x), weight, policy=policy(isa))
+        linear(shifted(x), weight, policy=on(isa))
     torch.testing.assert_close(linear(shifted(x), weight), want, atol=1e-2, rtol=2e-3)
 
 

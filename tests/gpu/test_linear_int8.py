@@ -6,7 +6,7 @@ import os
 
 import pytest
 import torch
-from gpu.support import HALF_STEP, SMALLEST, locate, padded_rows, shifted, until_chosen
+from gpu.support import assert_sums, on, padded_rows, shifted, until_chosen
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
@@ -30,10 +30,6 @@ EXAMPLES = int(os.environ.get("FUSESTREAM_EXAMPLES") or 2500) // 8
 ROWS = st.one_of(st.integers(1, 17), st.sampled_from([63, 64, 65, 127, 128, 129, 191, 192, 193]), st.integers(18, 700))
 STEPS = st.one_of(st.integers(1, 5), st.sampled_from([7, 8, 9, 15, 16, 17, 31, 32, 33, 48]), st.integers(6, 60))
 PLAIN = ("none", 1.0, False, 0, torch.float32)
-
-
-def policy(isa, mode="on"):
-    return KernelPolicy.of(mode, isa=isa)
 
 
 @pytest.fixture(params=list(op.CUTS), ids=lambda cut: f"{cut.rows}x{cut.columns}")
@@ -60,21 +56,10 @@ def apart(t):
 
 def with_cut(cut, tensors, options, isa):
     """One way to cut the work, whatever the rule would choose."""
-    call = Call("linear_int8", tensors, options, policy(isa))
+    call = Call("linear_int8", tensors, options, on(isa))
     op.validate(call)
     assert next(op.obstacles(call), None) is None
     return op.plan(call, card(0, isa), op.Tactic(cut))(*tensors)
-
-
-def check(got, exact, sizes, what):
-    """One rounding of the result, and fp32 arithmetic behind the exact sums. GELU and SiLU magnify an error by 1.13 at most."""
-    step = HALF_STEP * exact.abs() * 1.001 + SMALLEST if got.dtype is torch.float16 else 2e-6 * exact.abs()
-    allowed = step + 4e-6 * (sizes + exact.abs()) + 1e-7
-    fits = exact.abs() + allowed < (65504 if got.dtype is torch.float16 else torch.inf)
-    assert got.double()[fits].isfinite().all(), f"{what}: not finite"
-    over = ((got.double() - exact).abs() - allowed)[fits]
-    worst = float(over.max()) if over.numel() else -1.0
-    assert worst <= 0, f"{what}: {worst:.3g} over the allowed error at {locate(over)}"
 
 
 def exactly(tensors, options):
@@ -101,7 +86,7 @@ def test_rows_bit_for_bit(isa, k):
         x[0, 3] *= 300
         x[1, 5] *= 1e-5
         for t in (x, apart(x), x[:, ::2]):
-            found = rows_to_int8(t, rotation=group, policy=policy(isa))
+            found = rows_to_int8(t, rotation=group, policy=on(isa))
             numbers, scales = rounding.reference(t.cpu(), group)
             assert torch.equal(found.numbers.cpu(), numbers) and torch.equal(found.scales.cpu(), scales), (k, group)
 
@@ -113,7 +98,7 @@ def test_ends_of_rows(isa, k):
         if group and k % group:
             continue
         x = apart(half(3, k))
-        found = rows_to_int8(x, rotation=group, policy=policy(isa))
+        found = rows_to_int8(x, rotation=group, policy=on(isa))
         numbers, scales = rounding.reference(x.cpu(), group)
         assert torch.equal(found.numbers.cpu(), numbers) and torch.equal(found.scales.cpu(), scales)
 
@@ -123,7 +108,7 @@ def test_rows_without_numbers(isa):
     x[0] = 0
     x[1, 4000], x[2, 17], x[3, 5119] = torch.nan, torch.inf, -torch.inf
     for group in (0, 256):
-        found = rows_to_int8(x, rotation=group, policy=policy(isa))
+        found = rows_to_int8(x, rotation=group, policy=on(isa))
         numbers, scales = rounding.reference(x.cpu(), group)
         assert torch.equal(found.numbers.cpu(), numbers) and found.scales[0] == 1 and found.scales[1:4].isnan().all()
         assert torch.equal(found.scales[4:].cpu(), scales[4:]) and not found.numbers[:4].any()
@@ -199,7 +184,7 @@ def test_random_configurations(isa, c):
     exact = op.reference(*tensors, *options[:4], torch.float64)
     assert got.is_contiguous() and got.shape == exact.shape
     _, sizes = exactly(tensors, options)
-    check(got, exact, sizes, str(c))
+    assert_sums(got, exact, sizes, "int8", str(c))
 
 
 @pytest.mark.sanitize
@@ -210,7 +195,7 @@ def test_ends_and_corners(isa, cut, m, n, k):
     tensors = apart(half(m, k)), None, apart(whole(n, k)), scales, half(n), half(m, n).float(), half(m, n)
     options = ("gelu", 1.0, False, 4, None)
     exact, sizes = exactly(tensors, options)
-    check(with_cut(cut, tensors, options, isa), exact, sizes, f"{m}x{n}x{k}")
+    assert_sums(with_cut(cut, tensors, options, isa), exact, sizes, "int8", f"{m}x{n}x{k}")
 
 
 def test_cuts_and_repeats_agree(isa):
@@ -243,8 +228,8 @@ def test_near_the_product_of_halves(isa):
         exact = x.double() @ weight.double().t()
         error = {}
         for rotation in (0, 256):
-            weight8 = rows_to_int8(weight, rotation=rotation, policy=policy(isa))
-            got = linear_int8(x, *weight8, rotation=rotation, policy=policy(isa))
+            weight8 = rows_to_int8(weight, rotation=rotation, policy=on(isa))
+            got = linear_int8(x, *weight8, rotation=rotation, policy=on(isa))
             error[rotation] = float((got.double() - exact).norm() / exact.norm())
         assert error[256] < 0.02 and (error[0] < 0.02) == (outlier == 1), error
 
@@ -253,7 +238,7 @@ def test_in_place(isa):
     """Over the residual itself, and into the middle of a larger tensor, whose rest stays as it was."""
     x, weight, scales, gate = half(2, 150, 64), whole(72, 64), torch.rand(72, device="cuda") / 50, half(2, 150, 72)
     stream = half(2, 150, 72).float()
-    more = {"gate": gate, "activation": "silu", "policy": policy(isa)}
+    more = {"gate": gate, "activation": "silu", "policy": on(isa)}
     want = linear_int8(x, weight, scales, residual=stream, **more)
     room = torch.full((2, 200, 96), 7.0, device="cuda")
     out = room[:, 20:170, 8:80]
@@ -267,19 +252,17 @@ def test_in_place(isa):
 
 def test_rows_that_are_rounded_already(isa):
     x, weight, scales = half(2, 150, 256), whole(72, 256), torch.rand(72, device="cuda") / 50
-    want = linear_int8(x, weight, scales, rotation=64, policy=policy(isa))
-    assert torch.equal(
-        linear_int8(rows_to_int8(x, rotation=64, policy=policy(isa)), weight, scales, policy=policy(isa)), want
-    )
+    want = linear_int8(x, weight, scales, rotation=64, policy=on(isa))
+    assert torch.equal(linear_int8(rows_to_int8(x, rotation=64, policy=on(isa)), weight, scales, policy=on(isa)), want)
 
 
 def test_empty(isa):
     weight, one = whole(16, 64), torch.ones(1, device="cuda")
     for shape in ((0, 64), (2, 0, 64)):
         x = torch.empty(*shape, device="cuda").half()
-        assert linear_int8(x, weight, one, policy=policy(isa)).shape == (*shape[:-1], 16)
-        assert rows_to_int8(x, policy=policy(isa)).numbers.shape == shape
-    assert linear_int8(half(4, 64), whole(0, 64), one, policy=policy(isa)).shape == (4, 0)
+        assert linear_int8(x, weight, one, policy=on(isa)).shape == (*shape[:-1], 16)
+        assert rows_to_int8(x, policy=on(isa)).numbers.shape == shape
+    assert linear_int8(half(4, 64), whole(0, 64), one, policy=on(isa)).shape == (4, 0)
 
 
 @pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.mem_get_info()[0] < 24 * 2**30, reason="needs 24 GB")
@@ -289,7 +272,7 @@ def test_strides_beyond_32_bits(isa):
     x = room.as_strided((3, 64), (2**31 - 2**12, 1))
     x.copy_(whole(3, 64))
     weight, ones = whole(72, 64), torch.ones(3, device="cuda")
-    got = linear_int8(Int8Rows(x, ones), weight, ones[:1], out_dtype=torch.float32, policy=policy(isa))
+    got = linear_int8(Int8Rows(x, ones), weight, ones[:1], out_dtype=torch.float32, policy=on(isa))
     assert torch.equal(got, (x.double() @ weight.double().t()).float())
 
 
@@ -297,8 +280,8 @@ def test_graph_and_compile(isa):
     x, weight, scales, stream = half(2, 150, 64), whole(64, 64), torch.rand(64, device="cuda") / 50, half(2, 150, 64)
 
     def run(x, stream):
-        rounded = rows_to_int8(x, rotation=16, policy=policy(isa))
-        return linear_int8(rounded, weight, scales, residual=stream, policy=policy(isa))
+        rounded = rows_to_int8(x, rotation=16, policy=on(isa))
+        return linear_int8(rounded, weight, scales, residual=stream, policy=on(isa))
 
     run(x, stream)
     graph = torch.cuda.CUDAGraph()
@@ -313,9 +296,9 @@ def test_graph_and_compile(isa):
 
 def test_refused_layouts_are_served_by_torch(isa):
     x, weight, one = half(40, 64), whole(32, 64), torch.full((1,), 0.01, device="cuda")
-    want = linear_int8(x, weight, one, policy=policy(isa))
+    want = linear_int8(x, weight, one, policy=on(isa))
     with pytest.raises(KernelRefused, match="rows do not start at multiples of 16 bytes"):
-        linear_int8(shifted(x), weight, one, policy=policy(isa))
+        linear_int8(shifted(x), weight, one, policy=on(isa))
     torch.testing.assert_close(linear_int8(shifted(x), weight, one), want, atol=0.1, rtol=1e-2)
 
 

@@ -9,7 +9,7 @@ import pickle
 import pytest
 import torch
 from conv_norm_oracle import ACTIVATIONS, check, exactly, half_module, kept, result, torchs
-from gpu.support import HALF_STEP, on, padded_rows, shifted
+from gpu.support import HALF_STEP, SUM_STEP, on, padded_rows, shifted
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -18,8 +18,6 @@ from fusestream.kernels_cuda import LEDGER, KernelPolicy, KernelRefused
 from fusestream.kernels_cuda.modules import FusedConvNormAct2d
 
 EXAMPLES = int(os.environ.get("FUSESTREAM_EXAMPLES") or 2500) // 16
-# What adding up costs, of the sum of magnitudes: fp32 sums, and half sums of eight roundings at most (test_conv.py).
-SUM_STEP = {"precise": 2e-6, "fast": 4 * HALF_STEP}
 LAST = torch.channels_last
 # taps, stride, padding
 KINDS = [(3, 1, 1), (3, 1, 0), (3, 1, (1, 2)), (3, 1, "same"), (3, 2, 1), (3, 2, (2, 0)), (1, 1, 0), (1, 1, "valid")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpu.support import assert_no_worse_than, assert_rounded_once, assert_same_special, on, padded_rows, shifted
+from gpu.support import WAYS, assert_no_worse_than, assert_rounded_once, assert_same_special, on, shifted
 
 from fusestream.kernels_cuda import STANDARD, KernelPolicy, norm_modulate
 from fusestream.kernels_cuda.ops.norm.norm_modulate import reference
@@ -79,15 +79,7 @@ def test_float_stream(isa, d):
 def test_layouts(isa, d, layout):
     """Wherever rows lie and wherever they begin."""
     x, scale, shift = inputs(2, 11, d, "batch")
-    ways = {
-        "plain": lambda t: t,
-        "shifted": shifted,
-        "gaps": lambda t: padded_rows(t, 8),
-        "odd gaps": lambda t: padded_rows(t, 3),
-        "every other row": lambda t: t.repeat_interleave(2, 1)[:, ::2],
-        "transposed batch": lambda t: t.transpose(0, 1).contiguous().transpose(0, 1),
-    }
-    x = ways[layout](x)
+    x = WAYS[layout](x)
     if layout == "shifted":
         scale, shift = (shifted(t, 3) for t in (scale, shift))
     got = norm_modulate(x, scale, shift, eps=EPS, policy=on(isa))

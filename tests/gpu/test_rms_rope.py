@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpu.support import assert_no_worse_than, assert_rounded_once, assert_same_special, on, padded_rows, shifted
+from gpu.support import WAYS, assert_no_worse_than, assert_rounded_once, assert_same_special, on, shifted
 
 from fusestream.kernels_cuda import OPS, KernelPolicy, rms_rope_
 from fusestream.kernels_cuda.call import Call
@@ -120,19 +120,12 @@ def test_packed_in_place(isa, h, d, norm):
     assert torch.equal(v, rms_rope(before[:, :, 2], None, qw, eps=EPS, norm=norm, policy=on(isa))[0])
 
 
-@pytest.mark.parametrize("layout", ["shifted", "gaps", "odd gaps", "every other token", "heads first"])
+@pytest.mark.parametrize("layout", ["shifted", "gaps", "odd gaps", "every other row", "turned"])
 @pytest.mark.parametrize(("h", "d"), [(12, 128), (5, 64), (2, 10)])
 def test_layouts(isa, h, d, layout):
-    ways = {
-        "shifted": shifted,
-        "gaps": lambda t: padded_rows(t, 8),
-        "odd gaps": lambda t: padded_rows(t, 3),
-        "every other token": lambda t: t.repeat_interleave(2, 1)[:, ::2],
-        "heads first": lambda t: t.transpose(1, 2).contiguous().transpose(1, 2),
-    }
     for norm, place, interleaved in (("token", "wan", True), ("head", "flux", False)):
         q, k, qw, kw = inputs(2, 13, h, d, norm)
-        q, k = ways[layout](q), ways[layout](k)
+        q, k = WAYS[layout](q), WAYS[layout](k)
         rotation, _ = rotations("batch", 2, 13, d, place)
         if layout == "shifted":
             qw, kw, rotation = shifted(qw, 3), shifted(kw), shifted(rotation)

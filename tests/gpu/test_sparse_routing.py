@@ -6,8 +6,8 @@ import os
 
 import pytest
 import torch
-from gpu.support import HALF_STEP
-from gpu.test_attention import LENGTHS, check, inputs, oracle, policy, reference, score_error
+from gpu.support import HALF_STEP, on
+from gpu.test_attention import LENGTHS, check, inputs, oracle, reference, score_error
 from gpu.test_attention_turbo import TACTICS, meant, sums_of
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
@@ -66,7 +66,7 @@ def test_the_choice(isa, c):
     """Means to their rounding. The choice: as the reference's in float64, but where scores are nearly equal."""
     q, k, v = inputs(*c["sizes"], layout=c["layout"])
     asked = {name: c[name] for name in ("most", "near", "sinks", "deviations")}
-    blocks, tail = choose_blocks(q, k, v, **asked, policy=policy(isa))
+    blocks, tail = choose_blocks(q, k, v, **asked, policy=on(isa))
     for mean, x in ((tail.k, k), (tail.v, v)):
         want = sparse_routing.block_means(x.double(), 64).transpose(1, 2)
         assert (mean.double() - want).abs().max() <= HALF_STEP * want.abs().max() * 1.01 + 1e-6
@@ -95,10 +95,8 @@ def test_the_choice(isa, c):
 def test_the_tail(isa, tactic, c):
     """Attention over lists and means, against float64 over the same lists and means (and the same numbers in 8 bits)."""
     q, k, v = inputs(*c["sizes"], layout=c["layout"])
-    blocks, tail = choose_blocks(
-        q, k, v, **{n: c[n] for n in ("most", "near", "sinks", "deviations")}, policy=policy(isa)
-    )
-    call = Call("attention", *arguments(q, k, v, blocks=blocks, tail=tail), policy(isa, "turbo"))
+    blocks, tail = choose_blocks(q, k, v, **{n: c[n] for n in ("most", "near", "sinks", "deviations")}, policy=on(isa))
+    call = Call("attention", *arguments(q, k, v, blocks=blocks, tail=tail), on(isa, "turbo"))
     assert next(op.obstacles(call), None) is None
     got = op.plan(call, card(0, isa), tactic)(*call.tensors)
     wide_q, wide_k, tail_k = q.double(), k.double(), tail.k.double()
@@ -122,9 +120,9 @@ def test_the_tail(isa, tactic, c):
 def test_ends_and_corners(isa, tactic, d, s, t):
     """Small: what the sanitizers see."""
     q, k, v = inputs(2, s, t, 2, 1, d, layout="beginning")
-    blocks, tail = choose_blocks(q, k, v, most=1, near=0, deviations=1.0, policy=policy(isa))
+    blocks, tail = choose_blocks(q, k, v, most=1, near=0, deviations=1.0, policy=on(isa))
     chosen_of(blocks, tail)
-    call = Call("attention", *arguments(q, k, v, blocks=blocks, tail=tail), policy(isa, "turbo"))
+    call = Call("attention", *arguments(q, k, v, blocks=blocks, tail=tail), on(isa, "turbo"))
     got = op.plan(call, card(0, isa), tactic)(*call.tensors)
     exact, sizes = oracle(q, k, v, blocks=blocks, tail=tail)
     error = 0.05 if tactic.in_8_bits else score_error(q, torch.cat((k, tail.k), 1), tactic.precision)
@@ -134,11 +132,11 @@ def test_ends_and_corners(isa, tactic, d, s, t):
 def test_nothing_but_the_tail(isa, tactic):
     """A row that visits no block: its means are all that it sees."""
     q, k, v = inputs(1, 256, 640, 2, 2, 128)
-    blocks, tail = choose_blocks(q, k, v, most=1, near=0, sinks=0, policy=policy(isa))
+    blocks, tail = choose_blocks(q, k, v, most=1, near=0, sinks=0, policy=on(isa))
     counts, visited = blocks.counts.clone(), tail.visited.clone()
     counts[..., 0], visited[..., 0, :] = 0, 0
     blocks, tail = blocks._replace(counts=counts), tail._replace(visited=visited)
-    call = Call("attention", *arguments(q, k, v, blocks=blocks, tail=tail), policy(isa, "turbo"))
+    call = Call("attention", *arguments(q, k, v, blocks=blocks, tail=tail), on(isa, "turbo"))
     got = op.plan(call, card(0, isa), tactic)(*call.tensors)
     exact, sizes = oracle(q, k, v, blocks=blocks, tail=tail)
     error = 0.05 if tactic.in_8_bits else score_error(q, torch.cat((k, tail.k), 1), tactic.precision)
@@ -149,22 +147,22 @@ def test_special_values(isa):
     """A block with a NaN is visited by all; equal scores go to the earlier block; a NaN of a value spoils its column."""
     q, k, v = inputs(1, 1280, 1280, 1, 1, 128)
     k[:] = 1
-    blocks, tail = choose_blocks(q, k, v, most=5, near=0, sinks=0, policy=policy(isa))
+    blocks, tail = choose_blocks(q, k, v, most=5, near=0, sinks=0, policy=on(isa))
     assert chosen_of(blocks, tail)[0, 0, 9].nonzero().flatten().tolist() == [0, 1, 2, 18, 19]
     v[0, 700, 0, 9] = torch.nan
-    blocks, tail = choose_blocks(q, k, v, most=3, near=0, sinks=0, policy=policy(isa))
-    got = attention(q, k, v, blocks=blocks, tail=tail, policy=policy(isa))
+    blocks, tail = choose_blocks(q, k, v, most=3, near=0, sinks=0, policy=on(isa))
+    got = attention(q, k, v, blocks=blocks, tail=tail, policy=on(isa))
     assert got[..., 9].isnan().all() and got[..., :9].isfinite().all()
     k[0, 700] = torch.nan
-    blocks, tail = choose_blocks(q, k, v, most=3, near=0, sinks=0, policy=policy(isa))
+    blocks, tail = choose_blocks(q, k, v, most=3, near=0, sinks=0, policy=on(isa))
     assert chosen_of(blocks, tail)[..., 10].all()
 
 
 def test_all_blocks_are_dense_attention(isa, tactic):
     q, k, v = inputs(1, 1300, 1300, 2, 2, 128)
-    blocks, tail = choose_blocks(q, k, v, most=99, policy=policy(isa))
+    blocks, tail = choose_blocks(q, k, v, most=99, policy=on(isa))
     calls = (
-        Call("attention", *arguments(q, k, v, **listed), policy(isa, "turbo"))
+        Call("attention", *arguments(q, k, v, **listed), on(isa, "turbo"))
         for listed in ({}, {"blocks": blocks}, {"blocks": blocks, "tail": tail})
     )
     dense, listed, tailed = (op.plan(call, card(0, isa), tactic)(*call.tensors) for call in calls)
@@ -175,8 +173,8 @@ def test_graph_and_repeats(isa):
     q, k, v = inputs(1, 900, 900, 2, 2, 64)
 
     def run(q, k, v):
-        blocks, tail = choose_blocks(q, k, v, most=4, policy=policy(isa))
-        return attention(q, k, v, blocks=blocks, tail=tail, policy=policy(isa))
+        blocks, tail = choose_blocks(q, k, v, most=4, policy=on(isa))
+        return attention(q, k, v, blocks=blocks, tail=tail, policy=on(isa))
 
     run(q, k, v)
     graph = torch.cuda.CUDAGraph()
@@ -194,5 +192,5 @@ def test_lists_of_all_heads(isa):
     keys = torch.randn(1, 1, 6, 11, device="cuda").argsort(-1).int()
     blocks = BlockList(keys, torch.full((1, 1, 6), 4, dtype=torch.int32, device="cuda"), 128, 64)
     exact, sizes = oracle(q, k, v, blocks=blocks)
-    got = attention(q, k, v, blocks=blocks, policy=policy(isa))
+    got = attention(q, k, v, blocks=blocks, policy=on(isa))
     check(got, exact, sizes, "precise", score_error(q, k, "precise"), "one list for all")
