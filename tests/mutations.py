@@ -59,6 +59,7 @@ _WATCHED_BY: dict[str, tuple[str, ...]] = {
     "kernels_cuda/tune/selection.py": ("test_kernels_registry", "test_kernels_autotune"),
     "kernels_cuda/tune/nearest_shape.py": ("test_kernels_autotune",),
     "kernels_cuda/tune/time_budget.py": ("test_kernels_rounds",),
+    "kernels_cuda/plans.py": ("test_kernels_plans",),
     "kernels_cuda/registry.py": ("test_kernels_registry",),
     "kernels_cuda/tune/event_timer.py": ("test_kernels_autotune",),
     "kernels_cuda/tune/rounds.py": ("test_kernels_rounds", "test_kernels_registry"),
@@ -102,8 +103,34 @@ _WATCHED_BY: dict[str, tuple[str, ...]] = {
     "fusion/stream/block_stream.py": ("test_model_call", "test_patcher_memory", "test_streaming_patcher"),
     "fusion/stream/vram_pool.py": ("test_vram_pool", "test_vram_retry", "test_patcher_memory"),
 }
+# An op's file, and the ops whose contract and launches show what is wrong with it.
+_OPS: dict[str, tuple[str, ...]] = {
+    "attention/attention.py": ("attention",),
+    "attention/attention_operands.py": ("attention",),
+    "attention/linear_attention.py": ("linear_attention",),
+    "conv/bordered_conv.py": ("bordered_conv", "bordered_upsample_conv"),
+    "conv/conv.py": ("conv",),
+    "matmul/few_rows.py": ("few_rows",),
+    "matmul/linear.py": ("linear", "linear_", "linear_pair"),
+    "matmul/linear_int8.py": ("linear_int8", "linear_int8_"),
+    "norm/channel_rms_silu.py": ("channel_rms_silu",),
+    "norm/group_norm.py": ("group_norm_silu", "group_moments", "instance_norm"),
+    "norm/rms_rope.py": ("rms_rope_",),
+    "quant/packed_blocks.py": ("dequantise",),
+    "quant/to_half.py": ("to_half", "to_half_into"),
+    "views/planes.py": ("channel_rms_silu", "group_norm_silu"),
+    "views/tiles.py": ("silu", "silu_mul_"),
+}
 _PLACES = {path.stem: path.relative_to(ROOT).as_posix() for path in (ROOT / "tests" / "unit").rglob("test_*.py")}
 TESTS = {module: tuple(_PLACES[test] for test in tests) for module, tests in _WATCHED_BY.items()}
+TESTS |= {
+    f"kernels_cuda/ops/{module}": (
+        *(f"tests/contract/test_launches.py::test_an_op_launches_as_before[{name}]" for name in names),
+        *(_PLACES[f"test_kernels_{subject}"] for subject in ("half_range", "norms", "views", "conv", "attention")),
+        "tests/contract/test_ops.py",
+    )
+    for module, names in _OPS.items()
+}
 
 # What needs an NVIDIA GPU to run at all, or its driver: tests/gpu watches over it.
 ON_A_GPU = {

@@ -116,7 +116,7 @@ def test_the_list_is_of_today_and_gives_reasons() -> None:
     assert not mutate.stale(mutations.SURVIVORS, found)
     assert all(len(survivor.why.split()) > 2 for survivor in mutations.SURVIVORS)
     assert len({survivor.key for survivor in mutations.SURVIVORS}) == len(mutations.SURVIVORS)
-    assert all((ROOT / test).is_file() for tests in mutations.TESTS.values() for test in tests)
+    assert all((ROOT / test.partition("::")[0]).is_file() for tests in mutations.TESTS.values() for test in tests)
     scopes = {(one.module, one.scope) for one in found}
     assert all((module, scope) in scopes for module, names in mutations.ON_A_GPU.items() for scope in names)
 
