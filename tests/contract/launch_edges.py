@@ -268,7 +268,7 @@ EDGES: dict[str, list[Edges]] = {
             {},
             {
                 f"{c} channels{how}": {"x": lay(1, c, 2, 4, 4), "weight": room(c)}
-                for c in (160, 256, 320, 512, 640, 1024)
+                for c in (24, 160, 256, 320, 512, 640, 1024, 1280, 2048, 2304)
                 for how, lay in ((" first", room), ("", last))
             },
         )
@@ -277,6 +277,12 @@ EDGES: dict[str, list[Edges]] = {
         Edges(
             {"eps": 1e-6},
             {f"rows of {d}": {"x": room(2, d, dtype=SINGLE), "weight": room(d)} for d in (8, 2560, 8192, 8208, 16384, 100_000)},
+        )
+    ],
+    "to_half": [
+        Edges(
+            {"x": room(32, 16, dtype=torch.float8_e4m3fn)},
+            {"as it is": {}, "scaled": {"scale": torch.ones(1)}, "of fp32": {"x": room(32, 16, dtype=SINGLE)}},
         )
     ],
     "rows_to_int8": [

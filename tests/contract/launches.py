@@ -33,11 +33,12 @@ from fusestream.kernels_cuda.binary import arch
 from fusestream.kernels_cuda.call import Call
 from fusestream.kernels_cuda.launcher import Kernel, Pointer
 from fusestream.kernels_cuda.ops.matmul import linear_torch
-from fusestream.kernels_cuda.registry import CudaCandidate, Op
+from fusestream.kernels_cuda.registry import CudaCandidate, Op, StockCandidate
 
 # Compute capability -> multiprocessors of a card that has it.
 CARDS = {(7, 5): 34, (8, 0): 108, (8, 6): 28, (8, 9): 76, (9, 0): 132, (12, 0): 170}
 BY_TORCH = ("products in stripes",)  # candidates whose products are torch's alone to make, and differ by its version
+KNOWN = {(unit, name) for op in OPS.values() for unit, names in op.kernels.items() for name in names}
 POLICIES = [KernelPolicy.of("on", precision=precision) for precision in ("precise", "fast", "turbo")]
 
 
@@ -62,7 +63,6 @@ class Recorder:
         self.kernels: list[Kernel] = []  # by their handles, from 1 on
         self.memory = Memory()
         self.launched: list[tuple[str, str]] = []  # in few words, and in full
-        self.known = {(unit, name) for op in OPS.values() for unit, names in op.kernels.items() for name in names}
 
     # ----------------------------------------------------------------------------------------------------- as a Card
 
@@ -73,7 +73,7 @@ class Recorder:
         return self.capability >= (9, 0)
 
     def kernel(self, unit: str, name: str) -> Kernel:
-        assert (unit, name) in self.known, f"no op has a kernel {name} of {unit}"
+        assert (unit, name) in KNOWN, f"no op has a kernel {name} of {unit}"
         handle = ctypes.c_void_p(len(self.kernels) + 1)
         self.kernels.append(RecordedKernel(self, unit, name, handle, {}, cut_of(unit, name), waits=True))  # type: ignore[arg-type]
         return self.kernels[-1]
@@ -205,6 +205,8 @@ def told(op: Op, call: Call, monkeypatch: pytest.MonkeyPatch, in_full: list[str]
     for candidate in op.candidates:
         if isinstance(candidate, linear_torch.Cublas):
             yield f"  {candidate.name}: {refused_on_a_card(candidate, call) or 'serves'}"
+        if isinstance(candidate, StockCandidate) and (beside := candidate.beside(call)):
+            yield f"  {candidate.name}: {beside} bytes beside"
         if not isinstance(candidate, CudaCandidate) or candidate.name in BY_TORCH:
             continue
         reason = next(candidate.obstacles(call), None)

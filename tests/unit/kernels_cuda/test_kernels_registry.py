@@ -335,29 +335,6 @@ def test_stocks_way_does_not_race_where_it_takes_much_beside(make, tuner, beside
     assert clock.ran[0] == "stock"
 
 
-def told_beside(op, *tensors, options):
-    """What stock's way of an op is told to take beside these."""
-    (one,) = (c for c in registry.OPS[op].candidates if isinstance(c, StockCandidate))
-    return one.beside(Call(op, tensors, options))
-
-
-def test_what_stocks_ways_take_beside():
-    """Where they widen or look at all numbers one pass after the other; of others there is nothing to say."""
-    weight, x = torch.empty(32, 16, dtype=torch.float16), torch.empty(4, 16, dtype=torch.float16)
-    plain = ("none", 1.0, False, None)
-    wide = ("none", 1.0, True, torch.float32)
-    assert told_beside("linear", x, weight, None, None, None, options=plain) == 0
-    assert told_beside("linear", x, weight, None, None, None, options=wide) == 4 * (32 + 4) * 16
-    assert told_beside("linear", x.float(), weight, None, None, None, options=wide) == 4 * 32 * 16
-    out = torch.empty(4, 32)
-    assert told_beside("linear_", out, x, weight, None, out, None, options=("none", 1.0, True)) == 4 * (32 + 4) * 16
-    eighths = weight.to(torch.float8_e4m3fn)
-    assert told_beside("to_half", eighths, None, options=()) == 0
-    assert told_beside("to_half", eighths, torch.ones(1), options=()) == 8 * 32 * 16
-    assert told_beside("to_half", weight.float(), None, options=()) == 8 * 32 * 16
-    assert told_beside("int8_to_half", weight.to(torch.int8), torch.ones(1), options=(0,)) == 8 * 32 * 16
-
-
 def test_on_forces_ours(make, tuner):
     fast = Fast()
     op = make(fast, STOCK)
