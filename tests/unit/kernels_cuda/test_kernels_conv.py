@@ -98,7 +98,7 @@ def test_the_pass_behind_torch_is_given_its_products(monkeypatch, plan, side):
     want = compute(Operands.of((x, weight, None, None, None), ("none", *call.options[1:])))
     if border:
         call = Call("bordered_conv", (x[:, :, 0], weight[:, :, 0], bias), ("silu", 1, 1, 1, 1, 1, "reflect"))
-        want = functional.conv2d(functional.pad(x[:, :, 0], (1, 1, 1, 1), "reflect").float(), weight[:, :, 0].float())
+        want = functional.conv2d(functional.pad(x[:, :, 0].float(), (1, 1, 1, 1), "reflect"), weight[:, :, 0].float())
     for t in call.present:
         card.memory.add(t, "an operand")
     with card.memory:
