@@ -200,6 +200,7 @@ def test_a_file_is_known_by_its_family_alone(folder: Path, name: str) -> None:
     assert (None if found is None else found.name) == ENCODERS[name].family
 
 
+@pytest.mark.deep("umt5", "t5xxl", "qwen3", "klein", "clip_l")  # `test_text_layers.py` tells it of their layers
 @pytest.mark.usefixtures("for_the_cpu")
 @FUSED
 def test_each_op_can_be_switched_off(folder: Path, name: str) -> None:

@@ -1,8 +1,9 @@
-"""Qwen3 encoders over our ops, with the references on the CPU: what they make of prompts, beside stock's FP32."""
+"""What Qwen3 encoders have of their own, over our ops with the references on the CPU, beside stock's FP32. What all keep to the
+suite tells (`tests/contract/test_text_layers.py`).
+"""
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,22 +13,21 @@ import comfy.utils
 import pytest
 import torch
 from comfy.text_encoders import llama
-from live_memory import no_collector
+from text_models import ALLOWED, QWEN3, close
+from text_models import QWEN_HEADS as HEADS
+from text_models import QWEN_KEY_HEADS as KEY_HEADS
+from text_models import QWEN_LAYERS as LAYERS
+from text_models import QWEN_PAD as PAD
+from text_models import QWEN_WIDTH as WIDTH
 
 from fusestream.fusion.base.hooks import READS_LAST, STREAMED
 from fusestream.fusion.text import layer as qwen3_layer
 from fusestream.fusion.text import stack as qwen3
-from fusestream.fusion.text.common import FusedEmbedding
 from fusestream.fusion.text.prompt import prompt_of
-from fusestream.fusion.weights import fp32_residual
 from fusestream.kernels_cuda import KernelPolicy, KernelRefused
 from fusestream.kernels_cuda.registry import Op
 
-WIDTH, HEADS, KEY_HEADS, HEAD, FFN, LAYERS = 128, 4, 2, 128, 192, 5
-PAD = 49  # of the vocabulary the last
-PRECISIONS = ("precise", "fast", "turbo")
-# Relative error of the encoding beside stock's, which computes the same fp16 weights in FP32.
-ALLOWED = {"precise": 4e-4, "fast": 1.5e-3, "turbo": 1.5e-3}
+build, tokens, both = QWEN3.build, QWEN3.tokens, QWEN3.both
 # How stock's models ask for it.
 KLEIN = {"layer": [1, 2, 4]}
 Z_IMAGE = {"layer": "hidden", "layer_idx": -2}
@@ -40,52 +40,6 @@ USES = {"klein": KLEIN, "z_image": Z_IMAGE, "ovis": OVIS, "anima": ANIMA, "all":
 def as_comfyui_runs() -> Iterator[None]:
     with torch.inference_mode():
         yield
-
-
-def build(dtype: torch.dtype = torch.float16, **options: Any) -> Any:
-    """Stock's text encoder model around a small Qwen3, as stock's Qwen3_4BModel makes it."""
-    config = {
-        "vocab_size": 50, "hidden_size": WIDTH, "intermediate_size": FFN, "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS, "num_key_value_heads": KEY_HEADS,
-    }  # fmt: skip
-    model = comfy.sd1_clip.SDClipModel(
-        textmodel_json_config=config,
-        dtype=dtype,
-        special_tokens={"pad": PAD},
-        model_class=llama.Qwen3_4B,
-        **{"layer_norm_hidden_state": False, "enable_attention_masks": True, "return_attention_masks": True, **options},
-    )
-    generator = torch.Generator().manual_seed(3)
-    for name, weight in model.transformer.named_parameters():
-        fresh = torch.randn(weight.shape, generator=generator)
-        if "norm" in name:
-            fresh = 1 + 0.1 * fresh
-        elif "embed" not in name:
-            fresh *= weight.shape[1] ** -0.5
-        weight.copy_(fresh)
-    model.set_clip_options({"execution_device": torch.device("cpu")})
-    return model
-
-
-def tokens(words: int, length: int = 96, seed: int = 0) -> list[int]:
-    """A prompt of so many tokens, padded behind."""
-    drawn = torch.randint(0, PAD, (words,), generator=torch.Generator().manual_seed(seed)).tolist()
-    return [*drawn, *[PAD] * (length - words)]
-
-
-def both(model: Any, prompts: list[list[Any]], precision: str = "precise", **policy: Any) -> tuple[Any, Any]:
-    """(ours, stock's)."""
-    wanted = model(prompts)
-    assert qwen3.fuse(model, KernelPolicy.of(precision=precision, **policy), on_cpu=True) == LAYERS
-    assert isinstance(model.transformer.model, qwen3.FusedStack)
-    return model(prompts), wanted
-
-
-def close(got: torch.Tensor, wanted: torch.Tensor, allowed: float) -> None:
-    assert got.dtype is wanted.dtype is torch.float32 and got.shape == wanted.shape
-    assert torch.equal(got == 0, wanted == 0)
-    assert 0 < (got - wanted).norm() <= allowed * wanted.norm()
-    assert (got - wanted).abs().max() <= 5 * allowed * wanted.abs().max()
 
 
 def run_layers(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -101,35 +55,15 @@ def run_layers(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-@pytest.mark.every_other
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("use", USES)
-@pytest.mark.parametrize("lengths", [[1], [40], [64], [65], [96], [40, 1], [3, 90, 17]], ids=str)
-def test_prompts_encode_as_stocks(use: str, lengths: list[int], precision: str) -> None:
+@pytest.mark.parametrize("use", [*USES, "without masks"])
+@pytest.mark.parametrize("lengths", [[1], [40, 1], [20, 70]], ids=str)
+def test_each_use_encodes_as_stocks(use: str, lengths: list[int]) -> None:
     """All tokens, also what comes out for the padding, which models look at. Except where stock zeroes it."""
-    got, wanted = both(build(**USES[use]), [tokens(words, seed=i) for i, words in enumerate(lengths)], precision)
-    close(got[0], wanted[0], ALLOWED[precision])
-    assert torch.equal(got[2]["attention_mask"], wanted[2]["attention_mask"])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn], ids=str)
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_weights_of_every_type(dtype: torch.dtype, precision: str) -> None:
-    """What fp16 cannot hold of fp32 weights is lost; of the others it holds all."""
-    got, wanted = both(build(dtype), [tokens(20)], precision)
-    close(got[0], wanted[0], 1e-3 if dtype is torch.float32 else ALLOWED[precision])
-
-
-@pytest.mark.parametrize(("precision", "factor"), [("precise", 1.05), ("fast", 1.5), ("turbo", 1.5)])
-def test_the_error_is_that_of_fp16_weights(precision: str, factor: float) -> None:
-    """Against fp32 weights: stock's with the fp16 file, which computes in FP32, and ours with the same file."""
-    full, half = build(torch.float32), build()
-    prompts = [tokens(words, seed=words) for words in (90, 70, 50, 30)]
-    exact = full(prompts)[0]
-    got, stocks = both(half, prompts, precision)
-    ours, theirs = (float((encoding[0] - exact).norm()) for encoding in (got, stocks))
-    print(f"{ours / theirs:.3f}")
-    assert 0 < ours <= factor * theirs
+    options = USES.get(use, {"enable_attention_masks": False})
+    got, wanted = both(build(**options), [tokens(words, seed=i) for i, words in enumerate(lengths)])
+    close(got[0], wanted[0], ALLOWED["precise"])
+    if use in USES:
+        assert torch.equal(got[2]["attention_mask"], wanted[2]["attention_mask"])
 
 
 @pytest.mark.parametrize("norm", [True, False])
@@ -288,16 +222,6 @@ def test_a_layer_is_few_calls(precision: str, apart: int, together: int, monkeyp
     assert len(ran) == together * 4, ran[:together]
 
 
-def test_embeddings_and_scattered_padding() -> None:
-    """`embedding:name` puts vectors among the tokens; behind the end they are seen, though padding before them is not."""
-    vectors = torch.randn(3, WIDTH)
-    inside = [*tokens(9)[:4], vectors, *tokens(9)[4:80]]
-    behind = [*tokens(9)[:30], vectors, *tokens(9)[30:80]]
-    for prompt in (inside, behind):
-        got, wanted = both(build(), [prompt])
-        close(got[0], wanted[0], ALLOWED["precise"])
-
-
 @pytest.mark.parametrize("prompt", [[PAD, PAD, *tokens(20, 40)], [PAD] * 30], ids=["before", "alone"])
 def test_padding_before_a_prompt(prompt: list[int]) -> None:
     """Left to stock where it counts; where it is zeroed it is ours."""
@@ -312,68 +236,6 @@ def test_padding_before_a_prompt(prompt: list[int]) -> None:
     qwen3.fuse(forced, KernelPolicy.of("on"), on_cpu=True)
     with pytest.raises(KernelRefused, match=r"'on' for this text encoder.*a prompt begins with padding.*'auto'"):
         forced([prompt])
-
-
-def test_an_empty_prompt() -> None:
-    """Stock makes one token of padding of it, which sees itself."""
-    got, wanted = both(build(), [[PAD]])
-    close(got[0], wanted[0], ALLOWED["precise"])
-
-
-def test_without_masks() -> None:
-    got, wanted = both(build(enable_attention_masks=False), [tokens(20), tokens(70)])
-    close(got[0], wanted[0], ALLOWED["precise"])
-
-
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_long_prompts_pass_in_chunks(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fp32_residual, "CHUNK_ROWS", 256)
-    got, wanted = both(build(), [tokens(300, 330), tokens(7, 330)], precision)
-    close(got[0], wanted[0], ALLOWED[precision])
-
-
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_outliers_do_not_overflow(precision: str) -> None:
-    """A stream with numbers of a hundred thousand, feed-forwards that add as much, hidden values beyond fp16: as Qwen3 has them."""
-    model = build()
-    stack = model.transformer.model
-    stack.embed_tokens.weight[5, 7] = 6e4
-    for layer in stack.layers[:2]:
-        layer.mlp.gate_proj.weight[:2] *= 300
-        layer.mlp.up_proj.weight[:2] *= 300
-        layer.mlp.down_proj.weight[3] *= 2000
-        layer.self_attn.o_proj.weight[9] *= 60000
-    stream: list[float] = []
-    stack.layers[-1].register_forward_pre_hook(
-        lambda _, __, named: stream.append(float(named["x"].abs().max())), with_kwargs=True
-    )
-    prompts = [[5, 9, 5, 30, *tokens(20)]]
-    in_half = stack(None, embeds=stack.embed_tokens(torch.tensor(prompts), out_dtype=torch.float16))[0]
-    assert not in_half.isfinite().all(), "nothing would overflow"
-    wanted = model(prompts)[0]
-    qwen3.fuse(model, KernelPolicy.of(precision=precision), on_cpu=True)
-    got = model(prompts)[0]
-    assert got.isfinite().all() and min(stream[1:]) > 1e5
-    assert (got - wanted).norm() <= 2e-3 * wanted.norm()
-
-
-@pytest.mark.parametrize("op", [*qwen3.OPS, "to_half"])
-def test_each_kernel_may_be_off(op: str) -> None:
-    """On the CPU `off` is torch's own fp16 computation, else the reference."""
-    for precision in PRECISIONS:
-        got, wanted = both(build(torch.bfloat16), [tokens(30)], precision, **{op: "off"})
-        close(got[0], wanted[0], 3e-3)
-
-
-def test_all_off_is_stock() -> None:
-    model = build()
-    wanted = model([tokens(30)])[0]
-    assert qwen3.fuse(model, KernelPolicy.of("off"), on_cpu=True) == 0
-    kinds = (qwen3.FusedStack, qwen3_layer.FusedLayer, qwen3.TellsWhatIsRead, FusedEmbedding)
-    assert not any(isinstance(module, kinds) for module in model.modules())
-    qwen3.fuse(model, on_cpu=True)
-    model.transformer.model.fusestream_policy = KernelPolicy.of("off")
-    assert torch.equal(model([tokens(30)])[0], wanted), "as the Kernels node switches it"
 
 
 def test_other_language_models_are_left_alone() -> None:
@@ -449,25 +311,6 @@ def test_positions_and_what_pictures_add() -> None:
     assert not torch.allclose(wanted, twin.transformer(None, embeds=x.clone())[0], atol=0.1)
 
 
-def test_blocks_move_the_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[int, int]] = []
-    monkeypatch.setattr(comfy.utils, "PROGRESS_BAR_HOOK", lambda value, total, *_, **__: seen.append((value, total)))
-    model = build(**KLEIN)
-    qwen3.fuse(model, on_cpu=True)
-    model([tokens(6)])
-    assert seen[-1] == (4, 4)
-
-
-def test_on_the_cpu_stock_computes() -> None:
-    model = build(**KLEIN)
-    wanted = model([tokens(30)])[0]
-    qwen3.fuse(model)
-    assert torch.equal(model([tokens(30)])[0], wanted)
-    qwen3.fuse(model, KernelPolicy.of("on"))
-    with pytest.raises(KernelRefused, match=r"kernels is 'on' for this text encoder.*runs on the CPU.*Choose 'auto'"):
-        model([tokens(30)])
-
-
 def test_weights_that_are_elsewhere_are_stocks() -> None:
     """Neither streamed nor on the card: ComfyUI brings them. `on` takes them from it. Of layers that do not run nobody asks."""
     model = build(**KLEIN)
@@ -488,16 +331,6 @@ def test_weights_that_are_elsewhere_are_stocks() -> None:
     assert isinstance(found(), qwen3.Prompt)
 
 
-def test_what_others_did_to_a_layer_is_honoured() -> None:
-    """A LoRA in bypass mode replaces the forward of Linears: stock computes then."""
-    model = build(**KLEIN)
-    part = model.transformer.model.layers[1].self_attn.v_proj
-    plain = part.forward
-    part.forward = lambda x: plain(x) * 1.5
-    got, wanted = both(model, [tokens(30)])
-    assert torch.equal(got[0], wanted[0])
-
-
 @pytest.mark.parametrize(("at", "ours"), [(0, True), (LAYERS - 1, False)])
 def test_who_listens_to_a_layer_hears_it(at: int, ours: bool) -> None:
     """Of one that we would not call stock computes it."""
@@ -505,60 +338,3 @@ def test_who_listens_to_a_layer_hears_it(at: int, ours: bool) -> None:
     model.transformer.model.layers[at].register_forward_hook(lambda *_: heard.append(1))
     got, wanted = both(model, [tokens(30)])
     assert len(heard) == 2 and torch.equal(got[0], wanted[0]) != ours
-
-
-def test_weights_patched_on_their_way() -> None:
-    """Functions of other nodes see the weight in FP32, as in stock's."""
-    model, kinds = build(), []
-    for part in model.transformer.model.layers[1].modules():
-        if isinstance(part, torch.nn.Linear):
-            part.weight_function = [lambda weight: kinds.append(weight.dtype) or weight * 1.25]
-    got, wanted = both(model, [tokens(30)])
-    assert set(kinds) == {torch.float32} and len(kinds) == 14
-    close(got[0], wanted[0], 1e-3)
-
-
-def test_packed_weights_are_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    """q, k and v that lie one behind the other, as in a streamed block."""
-    model = build()
-    shapes: list[Any] = []
-    product = fp32_residual.Wide.product
-    monkeypatch.setattr(
-        fp32_residual.Wide,
-        "product",
-        lambda own, h, weight, *bias: shapes.append(weight.shape[0]) or product(own, h, weight, *bias),
-    )
-    rows = [HEADS * HEAD, KEY_HEADS * HEAD, KEY_HEADS * HEAD]
-    for layer in model.transformer.model.layers:
-        parts = [getattr(layer.self_attn, f"{name}_proj") for name in "qkv"]
-        room = torch.cat([part.weight for part in parts])
-        for part, weight in zip(parts, room.split(rows), strict=True):
-            part.weight = torch.nn.Parameter(weight, requires_grad=False)
-    got, wanted = both(model, [tokens(30)])
-    close(got[0], wanted[0], ALLOWED["precise"])
-    assert shapes == [sum(rows), FFN, FFN] * LAYERS
-
-
-def test_a_dropped_encoder_goes_without_a_garbage_collection() -> None:
-    model = build()
-    both(model, [tokens(5)])
-    stack = model.transformer.model
-    parts = [weakref.ref(part) for part in (model, stack, stack.embed_tokens, stack.layers[0])]
-    with no_collector():
-        del model, stack
-        assert [part() for part in parts] == [None] * 4
-
-
-def test_an_interrupt_is_heard() -> None:
-    model = build()
-    qwen3.fuse(model, on_cpu=True)
-    comfy.model_management.interrupt_current_processing()
-    with pytest.raises(comfy.model_management.InterruptProcessingException):
-        model([tokens(30)])
-    model([tokens(30)])
-
-
-def test_no_kernel_refuses_what_a_layer_hands_it(refused_by_kernels: list[tuple[str, str]]) -> None:
-    for precision in PRECISIONS:
-        both(build(**KLEIN), [tokens(70), tokens(10)], precision)
-    assert not refused_by_kernels
