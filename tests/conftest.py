@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -123,6 +124,26 @@ def refused_by_kernels(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]
         op.forget()  # a choice is made once for each kind of call
     LEDGER.clear()
     return found
+
+
+@pytest.fixture(scope="session")
+def one_tokenizer_of_each() -> Iterator[None]:
+    """Stock reads its vocabulary for each text encoder, up to half a second each time, and changes nothing of it."""
+    import transformers
+
+    def reading(read: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.cache
+        def once(*args: Any, **kwargs: Any) -> Any:
+            found = read(*args, **kwargs)
+            found.get_vocab = functools.cache(found.get_vocab)
+            return found
+
+        return once
+
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in (transformers.CLIPTokenizer, transformers.Qwen2Tokenizer, transformers.T5TokenizerFast):
+            patch.setattr(kind, "from_pretrained", reading(kind.from_pretrained))
+        yield
 
 
 def share_checkpoints(config: pytest.Config) -> None:

@@ -91,7 +91,7 @@ def cases() -> list[Case]:
 
 
 @pytest.fixture(autouse=True)
-def as_comfyui_runs() -> Iterator[None]:
+def as_comfyui_runs(one_tokenizer_of_each: None) -> Iterator[None]:
     LEDGER.clear()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -29,7 +29,7 @@ FEW = pytest.mark.parametrize("kind", FUSED if is_thorough() else SOME)
 
 
 @pytest.fixture(autouse=True)
-def as_comfyui_runs() -> Iterator[None]:
+def as_comfyui_runs(one_tokenizer_of_each: None) -> Iterator[None]:
     import comfy
 
     LEDGER.clear()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -55,23 +54,7 @@ def errors_let_go(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def one_tokenizer_of_each() -> Iterator[None]:
-    """Stock reads its vocabulary for each text encoder, up to half a second each time, and changes nothing of it."""
-    import transformers
-
-    def reading(read: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.cache
-        def once(*args: Any, **kwargs: Any) -> Any:
-            found = read(*args, **kwargs)
-            found.get_vocab = functools.cache(found.get_vocab)
-            return found
-
-        return once
-
-    with pytest.MonkeyPatch.context() as patch:
-        for kind in (transformers.CLIPTokenizer, transformers.Qwen2Tokenizer, transformers.T5TokenizerFast):
-            patch.setattr(kind, "from_pretrained", reading(kind.from_pretrained))
-        yield
+def tokenizers(one_tokenizer_of_each: None) -> None: ...
 
 
 @pytest.fixture(scope="session")
