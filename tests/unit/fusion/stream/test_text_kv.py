@@ -128,40 +128,34 @@ def test_the_same_to_the_bit_with_fewer_bytes(folder: Path, kind: str) -> None:
     assert copied(ours)[0] == 0, "nor for another sampling of the same text"
 
 
-@pytest.mark.every_other
-@pytest.mark.parametrize("storage", ["fp8_scaled", "fp8_e4m3fn", "bf16", "fp32"])
-def test_of_every_storage(folder: Path, storage: str) -> None:
-    ours = keeping(folder, storage=storage)
-    assert torch.equal(sample(ours, cfg=3.0), sample(plain(folder, storage=storage), cfg=3.0))
-    assert ours.stream.residency.texts.spared == STEPS - 1
+def stored(folder: Path, storage: str) -> Path:
+    """A file of Wan, in one of its own storages, in 8 bits or in blocks."""
+    if storage in checkpoints.KINDS["wan_t2v"].storages:
+        return checkpoints.write("wan_t2v", folder, storage)
+    halves = checkpoints.write("wan_t2v", folder, "fp16")
+    if storage == "int8":
+        return int8_files.write(halves, folder, "convrot")[0]
+    return packed_file(
+        folder / f"{storage}.gguf", load_file(halves), storage, metadata=dict(read_header(halves).metadata)
+    )
 
 
-@pytest.mark.every_other
-@pytest.mark.parametrize("precision", ["precise", "turbo"])
-def test_of_8_bit_numbers(folder: Path, precision: str) -> None:
-    """Under turbo x is rounded to 8 bits, once for the keys and the values."""
-    path, _ = int8_files.write(checkpoints.write("wan_t2v", folder, "fp16"), folder, "convrot")
-    policy = KernelPolicy.of("auto", precision=precision)
+@pytest.mark.deep("fp8_e4m3fn-*", "fp32-*", "Q6_K-*", "int8-precise")
+@pytest.mark.parametrize(
+    ("storage", "precision"),
+    [
+        *((storage, OURS.precision) for storage in ("fp8_scaled", "fp8_e4m3fn", "bf16", "fp32", "Q8_0", "Q6_K")),
+        *(("int8", precision) for precision in ("precise", "turbo")),
+    ],
+)
+def test_of_every_storage(folder: Path, storage: str, precision: str) -> None:
+    """With a LoRA too. Under turbo x is rounded to 8 bits, once for the keys and the values."""
+    path, policy = stored(folder, storage), KernelPolicy.of("auto", precision=precision)
     ours, theirs = roomy(load(path, policy)), load(path, policy)
     theirs.stream.residency.segmentations = theirs.stream.residency.plain
-    want = sample(theirs, cfg=3.0)
-    assert torch.equal(sample(ours, cfg=3.0), want) and ours.stream.residency.texts.spared == STEPS - 1
-
-
-@pytest.mark.every_other
-@pytest.mark.parametrize("kind", ["Q8_0", "Q6_K"])
-def test_of_packed_numbers(folder: Path, kind: str) -> None:
-    original = checkpoints.write("wan_t2v", folder, "fp16")
-    path = packed_file(
-        folder / f"{kind}.gguf", load_file(original), kind, metadata=dict(read_header(original).metadata)
-    )
-    ours, theirs = roomy(load(path)), load(path)
-    theirs.stream.residency.segmentations = theirs.stream.residency.plain
     want = sample(with_lora(theirs, folder), cfg=3.0)
-    assert want.isfinite().all()
-    assert (
-        torch.equal(sample(with_lora(ours, folder), cfg=3.0), want) and ours.stream.residency.texts.spared == STEPS - 1
-    )
+    assert want.isfinite().all() and torch.equal(sample(with_lora(ours, folder), cfg=3.0), want)
+    assert ours.stream.residency.texts.spared == STEPS - 1
 
 
 @pytest.mark.deep
