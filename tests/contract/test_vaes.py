@@ -101,6 +101,7 @@ def test_a_batch_is_its_members(files: Files, kind: Kind, way: str) -> None:
     close(call(net, way, given), torch.cat([call(net, way, each) for each in given.split(1)]))
 
 
+@pytest.mark.deep("flux2_vae-*")  # the code of sd_vae, folded
 @pytest.mark.every_other
 @WAYS
 @EACH
