@@ -57,9 +57,20 @@ def assert_rounded_once(got: Tensor, exact: Tensor, slack: float = 4e-6, what: s
     assert worst <= 0, f"{what}: {worst:.3g} over the allowed error, at {locate(wrong.where(finite, -torch.inf))}"
 
 
-def assert_sums(got: Tensor, exact: Tensor, sizes: Tensor, precision: str, what: str = "", folded: float = 0.0) -> None:
-    """One rounding of the result, and the error of the sums. GELU and SiLU magnify an error by 1.13 at most."""
-    half = got.dtype is torch.float16
+def assert_sums(
+    got: Tensor,
+    exact: Tensor,
+    sizes: Tensor,
+    precision: str,
+    what: str = "",
+    folded: float = 0.0,
+    rounded_to: torch.dtype | None = None,
+) -> None:
+    """One rounding of the result, and the error of the sums. GELU and SiLU magnify an error by 1.13 at most.
+
+    rounded_to  the type of that rounding, if `got` stands in a wider one
+    """
+    half = (rounded_to or got.dtype) is torch.float16
     step = HALF_STEP * exact.abs() * 1.001 + SMALLEST if half else 2e-6 * exact.abs()
     allowed = step + 1.3 * (SUM_STEP[precision] + folded) * sizes + 4e-6 * exact.abs() + 1e-7
     fits = exact.abs() + allowed < (65504 if half else torch.inf)

@@ -246,7 +246,7 @@ def check_two_roundings(got, tensors, options, exact, sizes, what):
     products, magnitudes = exactly((x, weight, None, cache, None), ("none", *options[1:]))
     allowed = 1.2 * HALF_STEP * (products.abs() + magnitudes)  # GELU and SiLU magnify it by 1.13 at most
     nearest = got.double() + (exact - got.double()).clamp(-allowed, allowed)
-    check(nearest, exact, sizes, "precise", what)
+    check(nearest, exact, sizes, "precise", what, rounded_to=got.dtype)
 
 
 @given(configurations())
