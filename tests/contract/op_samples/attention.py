@@ -183,10 +183,10 @@ def _lists_and_words(
 ) -> tuple[Tensor, ...]:
     """Of lists, and of words of bits, which blocks they say; what is behind a list's end says nothing."""
     blocks = k_means.shape[2]
-    listed = torch.zeros(*keys.shape[:-1], blocks, dtype=torch.int64)
+    listed = torch.zeros(*keys.shape[:-1], blocks, dtype=torch.int64, device=keys.device)
     for row in itertools.product(*map(range, counts.shape)):
         listed[row][keys[row][: int(counts[row])].long()] = 1
-    bits = (words[..., None] >> torch.arange(32)) & 1
+    bits = (words[..., None] >> torch.arange(32, device=words.device)) & 1
     assert words.shape[-1] % 2 == 0
     return listed, bits.flatten(-2)[..., :blocks], counts, k_means, v_means
 
