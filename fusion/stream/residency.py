@@ -143,7 +143,7 @@ class Residency:
         """Take device bytes for CUDA graphs or, if negative, give them back. False: the pool has
         not so many left."""
         if self._pool is None:
-            return nbytes <= 0
+            return nbytes < 0
         try:
             if nbytes >= 0:
                 self._pool.budget.take(nbytes)

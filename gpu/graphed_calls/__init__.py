@@ -1,8 +1,8 @@
 """Calls that are captured as CUDA graphs and replayed, so that short work does not wait for the
 host.
 
-owner.py    what a model or network tells of itself      attempt.py  one capture: watched, recorded
-calls.py    when calls are captured, replayed, dropped
+owner.py       what a model or network tells of itself   attempt.py  one capture: watched, recorded
+call_state.py  how far the calls of one key are          calls.py    when calls are captured, replayed, dropped
 
 A graph holds addresses. So calls are captured only while their owner, a streamed model or a network
 by itself, is settled, and graphs are given back as soon as anything of the owner moves or changes.
