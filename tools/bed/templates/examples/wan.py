@@ -108,22 +108,27 @@ def image_to_video(graph: Graph) -> None:
     shifted = shift_node(graph, columns[1], model[0], 8.0)
     positive, negative = prompt_nodes(graph, columns[1], encoder[0], MOVE)
     image = graph.add(columns[2], "LoadImage", "First frame", tall=314, image=PICTURE, upload="image")
-    seen = graph.add(columns[2], "CLIPVisionEncode", clip_vision=vision[0], image=image[0], crop="none")
-    made = graph.add(
-        columns[2],
-        "WanImageToVideo",
-        "Size and length",
-        positive=positive[0],
-        negative=negative[0],
-        vae=vae[0],
-        clip_vision_output=seen[0],
-        start_image=image[0],
-        **sizes(work),
-    )
-    sampled = sample(graph, columns[3], shifted[0], made[0], made[1], made[2], work, 6.0)
-    save(graph, columns[3], sampled[0], vae[0], work, columns[4])
+    links = {"positive": positive[0], "negative": negative[0], "vae": vae[0]}
+    _animate(graph, columns[2:], shifted[0], vision[0], image[0], links, work)
     about = "Image to video: the picture becomes the first frame, the text says what happens. Choose yours in **First frame**."
     put_note(graph, columns[3:], "Wan 2.1 image to video, 14B", about, work, f"{STREAMS} {LONGER}")
+
+
+def _animate(
+    graph: Graph,
+    columns: Sequence[Column],
+    model: Output,
+    vision: Output,
+    image: Output,
+    links: dict[str, Output],
+    work: Work,
+) -> None:
+    """From a first frame and its prompts to a saved video, in three columns. links: prompts and VAE."""
+    seen = graph.add(columns[0], "CLIPVisionEncode", clip_vision=vision, image=image, crop="none")
+    more: dict[str, Any] = {**links, "clip_vision_output": seen[0], "start_image": image, **sizes(work)}
+    made = graph.add(columns[0], "WanImageToVideo", "Size and length", **more)
+    sampled = sample(graph, columns[1], model, made[0], made[1], made[2], work, 6.0)
+    save(graph, columns[1], sampled[0], links["vae"], work, columns[2])
 
 
 def caption_and_animate(graph: Graph) -> None:
@@ -153,20 +158,8 @@ def caption_and_animate(graph: Graph) -> None:
     shifted = shift_node(graph, columns[2], model[0], 8.0)
     positive = graph.add(columns[2], "CLIPTextEncode", "As it was written", 80, GREEN, clip=encoder[0], text=told[0])
     negative = graph.add(columns[2], "CLIPTextEncode", "What to avoid", 150, RED, clip=encoder[0], text=AVOID)
-    seen = graph.add(columns[2], "CLIPVisionEncode", clip_vision=vision[0], image=image[0], crop="none")
-    made = graph.add(
-        columns[2],
-        "WanImageToVideo",
-        "Size and length",
-        positive=positive[0],
-        negative=negative[0],
-        vae=vae[0],
-        clip_vision_output=seen[0],
-        start_image=image[0],
-        **sizes(work),
-    )
-    sampled = sample(graph, columns[3], shifted[0], made[0], made[1], made[2], work, 6.0)
-    save(graph, columns[3], sampled[0], vae[0], work, columns[4])
+    links = {"positive": positive[0], "negative": negative[0], "vae": vae[0]}
+    _animate(graph, columns[2:], shifted[0], vision[0], image[0], links, work)
     about = (
         "Qwen3-VL sees the picture in **First frame** and writes what may happen next; Wan makes a video of both. Say in **What "
         "happens next** what you want to have told, or turn its **sampling_mode** on for another text each time."
