@@ -77,8 +77,10 @@ def test_the_choice(isa, c):
     want, _, visited, _, _ = sparse_routing.reference(q.double(), k.double(), v.double(), *asked.values())
     other = chosen != ~Tail(tail.k, tail.v, visited).unvisited
     if other.any():
-        # How far a score lies from the last that was taken, and from the bar.
-        ranked = scores.sort(dim=-1, descending=True).values
+        # How far a score lies from the last that was taken, and from the bar. Blocks that are visited in any case come first.
+        always = sparse_routing.reference(q, k, v, most=0, near=c["near"], sinks=c["sinks"], deviations=None)[2]
+        taken = ~Tail(tail.k, tail.v, always).unvisited
+        ranked = scores.masked_fill(taken, torch.inf).sort(dim=-1, descending=True).values
         edges = [ranked[..., at : at + 1] for at in (c["most"] - 1, c["most"]) if 0 <= at < scores.shape[-1]]
         if c["deviations"] is not None:
             edges.append(scores.mean(-1, keepdim=True) + c["deviations"] * scores.std(-1, correction=0, keepdim=True))
@@ -86,7 +88,8 @@ def test_the_choice(isa, c):
         reach = (
             q_means.abs() @ tail.k.double().abs().transpose(1, 2).repeat_interleave(group, 1).transpose(-1, -2)
         ).amax()
-        assert gaps[other].max() <= 4 * HALF_STEP * reach + 1e-6, str(c)
+        # The score, the row's mean and its deviation, each by the rounding of both means.
+        assert gaps[other].max() <= 6 * HALF_STEP * reach + 1e-6, str(c)
 
 
 @given(choices())
