@@ -35,6 +35,7 @@ from .ops.matmul.linear import (
     linear_pair,
     linear_pair_,
 )
+from .ops.matmul.linear_int4 import linear_int4, linear_int4_
 from .ops.matmul.linear_int8 import linear_int8, linear_int8_
 from .ops.matmul.matrices import (
     Int8Matrix,
@@ -60,6 +61,7 @@ from .ops.norm.rms_rope_keep import rms_rope_keep
 from .ops.norm.rms_rope_sums import rms_rope_sums
 from .ops.quant.dequantise import dequantise
 from .ops.quant.int8_to_half import int8_to_half
+from .ops.quant.rows_to_int4 import Int4Rows, rows_to_int4
 from .ops.quant.rows_to_int8 import Int8Rows, rows_to_int8
 from .ops.quant.to_half import to_half
 from .policy import STANDARD, KernelPolicy
@@ -73,6 +75,7 @@ __all__ = [
     "BlockList",
     "BuildError",
     "CodeUnavailable",
+    "Int4Rows",
     "Int8Matrix",
     "Int8Rows",
     "KernelError",
@@ -109,6 +112,8 @@ __all__ = [
     "linear",
     "linear_",
     "linear_attention",
+    "linear_int4",
+    "linear_int4_",
     "linear_int8",
     "linear_int8_",
     "linear_pair",
@@ -127,6 +132,7 @@ __all__ = [
     "rms_rope_keep",
     "rms_rope_sums",
     "rows_of",
+    "rows_to_int4",
     "rows_to_int8",
     "silu",
     "silu_mul",

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from ...kernels_cuda import rows_to_int8
-from ...kernels_cuda.ops.matmul.linear_int8 import stock
+from ...kernels_cuda.ops.matmul.linear_int8 import PRODUCT
 from ...kernels_cuda.ops.quant.rotation import root, turned
-from ...kernels_cuda.ops.quant.rows_to_int8 import stock as stock_rows
+from ...kernels_cuda.ops.quant.rows_to_int8 import INT8_ROWS
 from .. import kitchen
 from ..row import Row, Tensors
 
@@ -51,7 +51,7 @@ def row(
         f"{label}: {m}x{n}x{k}{f' rotation {rotation}' if rotation else ''}",
         lambda: operands(m, n, k, rotation, residual=residual),
         (activation, 1.0, False, rotation, None),
-        stock,
+        PRODUCT.stock,
         precision="turbo",
         flops=2.0 * m * n * k,
         peers=not plain,
@@ -74,7 +74,7 @@ def layers(model: str, tokens: int, d: int, ffn: int) -> list[Row]:
 
 def rounding(label: str, m: int, k: int, rotation: int) -> Row:
     name = f"{label}: {m}x{k}{f' rotation {rotation}' if rotation else ''}"
-    return Row("rows_to_int8", name, lambda: (half(1, m, k),), (rotation,), stock_rows)
+    return Row("rows_to_int8", name, lambda: (half(1, m, k),), (rotation,), INT8_ROWS.stock)
 
 
 ROWS = [

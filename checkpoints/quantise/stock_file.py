@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from ...kernels_cuda.ops.quant.rotation import GROUPS
-from ...kernels_cuda.ops.quant.rows_to_int8 import LARGEST, reference
+from ...kernels_cuda.ops.quant.rows_to_int8 import INT8_ROWS, LARGEST
 from ...memory import Checkpoint, Extent
 from ...memory.layer import DTYPES
 from ...memory.written import WeightWriter
@@ -103,7 +103,7 @@ def _turned(source: Checkpoint, extent: Extent, _kind: str, writer: WeightWriter
     assert group is not None
 
     def work(rows: Rows) -> tuple[Tensor, Tensor]:
-        return reference(matrix_rows(source, extent, rows), group)
+        return INT8_ROWS.reference(matrix_rows(source, extent, rows), group)
 
     for numbers, scales in pool.each(work, row_pieces(extent)):
         writer.append(extent.name, numbers)

@@ -18,8 +18,8 @@
 constexpr int kWarpTile = 64;            // columns of a warp's tile, and rows where it has four bands
 constexpr int kGroups = kWarpTile / 16;  // of 16 columns: what one ldmatrix brings of the weight
 
-// Sums of a warp's tile: [16 columns][8 columns][16 rows][fragment]. Of halves they are floats, of 8-bit integers ints:
-// two of these lie where a half would, so all that only moves operands is the same for both.
+// Sums of a warp's tile: [16 columns][8 columns][16 rows][fragment]. Of halves they are floats, of 8-bit integers ints,
+// of 4-bit ones Int4Sums: two or four of these lie where a half would, so all that only moves operands is the same.
 template <int kBands, typename Sum = float>
 using SumsOf = Sum[kGroups][2][kBands][4];
 using Sums = SumsOf<4>;
@@ -56,7 +56,7 @@ struct Product {
         RowOperand::kDown + ColumnOperand::kDown;  // of 16 bytes that a lane brings of a tile
 
     using Sums = SumsOf<kBands, Sum>;
-    static constexpr bool kIntegers = Sum(1) / 2 == 0;
+    static constexpr bool kIntegers = kIsInteger<Sum>;
     // `fast`: bands whose half sums run side by side, so that no product waits for the one before it.
     static constexpr int kBeside = kHasAsyncCopy ? 2 : 1;
     using Parts = unsigned[2][kBeside][2];
@@ -201,7 +201,7 @@ struct Product {
     __device__ static void clear(Sums& sums) {
 #pragma unroll
         for (int i = 0; i < kGroups * 2 * kBands * 4; i++) {
-            sums[i / (8 * kBands)][i / (4 * kBands) % 2][i / 4 % kBands][i % 4] = 0;
+            sums[i / (8 * kBands)][i / (4 * kBands) % 2][i / 4 % kBands][i % 4] = Sum{};
         }
     }
 

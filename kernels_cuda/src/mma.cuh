@@ -24,6 +24,11 @@ constexpr bool kHasAsyncCopy = true;
 #else
 constexpr bool kHasAsyncCopy = false;
 #endif
+#if __CUDA_ARCH__ >= 900
+constexpr bool kHasInt4 = false;
+#else
+constexpr bool kHasInt4 = true;
+#endif
 
 __device__ inline unsigned shared_address(const void* p) {
     return static_cast<unsigned>(__cvta_generic_to_shared(p));
@@ -136,6 +141,55 @@ __device__ inline void mma_half_step(int (&c)[4], unsigned a0, unsigned a1, unsi
         : "r"(a0), "r"(b));
     asm("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
         : "+r"(c[2]), "+r"(c[3])
+        : "r"(a1), "r"(b));
+}
+#endif
+
+// 4-bit integers, two in a byte: a k-step is 64 of them. Sums are exact.
+//
+// From sm_90 on there are no instructions for them. Of eight numbers in a register the even ones, moved up, and the odd
+// ones are four bytes each, 16 times as large; the order along k is the same in both operands. A sum is then 256 times
+// as large as it should be.
+struct Int4Sum {
+    int units;
+
+    __device__ operator float() const { return float(kHasInt4 ? units : units >> 8); }
+};
+
+template <typename Sum>
+constexpr bool kIsInteger = true;
+template <>
+constexpr bool kIsInteger<float> = false;
+
+__device__ inline unsigned even_numbers(unsigned packed) {
+    return (packed << 4) & 0xf0f0f0f0u;
+}
+__device__ inline unsigned odd_numbers(unsigned packed) {
+    return packed & 0xf0f0f0f0u;
+}
+
+#if __CUDA_ARCH__ >= 900
+__device__ inline void mma_step(Int4Sum (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    int (&units)[4] = reinterpret_cast<int (&)[4]>(c);
+    const unsigned even[4] = {even_numbers(a[0]), even_numbers(a[1]), even_numbers(a[2]), even_numbers(a[3])};
+    const unsigned odd[4] = {odd_numbers(a[0]), odd_numbers(a[1]), odd_numbers(a[2]), odd_numbers(a[3])};
+    mma_step(units, even, even_numbers(b0), even_numbers(b1));
+    mma_step(units, odd, odd_numbers(b0), odd_numbers(b1));
+}
+#elif __CUDA_ARCH__ >= 800
+__device__ inline void mma_step(Int4Sum (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    asm("mma.sync.aligned.m16n8k64.row.col.s32.s4.s4.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+r"(c[0].units), "+r"(c[1].units), "+r"(c[2].units), "+r"(c[3].units)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+#else
+__device__ inline void mma_half_step(Int4Sum (&c)[4], unsigned a0, unsigned a1, unsigned b) {
+    asm("mma.sync.aligned.m8n8k32.row.col.s32.s4.s4.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
+        : "+r"(c[0].units), "+r"(c[1].units)
+        : "r"(a0), "r"(b));
+    asm("mma.sync.aligned.m8n8k32.row.col.s32.s4.s4.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
+        : "+r"(c[2].units), "+r"(c[3].units)
         : "r"(a1), "r"(b));
 }
 #endif

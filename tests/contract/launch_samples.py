@@ -14,7 +14,7 @@ from contract.op_samples.elementwise import gate_of
 from contract.op_samples.matmul import ACTIVATIONS
 from torch import Tensor
 
-from fusestream.kernels_cuda import BlockList, Int8Rows, Tail, conv2d, fold_upsample
+from fusestream.kernels_cuda import BlockList, Int4Rows, Int8Rows, Tail, conv2d, fold_upsample
 from fusestream.kernels_cuda.call import Call
 from fusestream.kernels_cuda.ops.matmul.few_rows import PLAIN, SCALED, STEPS
 from fusestream.kernels_cuda.ops.quant.packed_blocks import BLOCK_TYPES
@@ -124,6 +124,18 @@ def _int8_product(draw: Draw) -> Operands:
         "weight_scale": room(*draw.of((), (n,), (n, 1)), dtype=SINGLE),
         "rotation": 0 if is_rounded else draw.of(0, 4, 16),
     }
+
+
+def _int4_product(draw: Draw) -> Operands:
+    given = _int8_product(draw)
+    (n, k), x = given["weight"].shape, given["x"]
+    k = -(-k // 32) * 32
+    leading = (x.numbers if isinstance(x, Int8Rows) else x).shape[:-1]
+    if isinstance(x, Int8Rows):
+        given["x"] = Int4Rows(room(*leading, k // 2, dtype=torch.int8), x.scales)
+    else:
+        given["x"] = room(*leading, k)
+    return {**given, "weight": draw.apart(room(n, k // 2, dtype=torch.int8))}
 
 
 def _pair(draw: Draw) -> Operands:
@@ -242,6 +254,7 @@ SERVED: dict[str, dict[str, Any]] = {
     "decode_attention": {"draw": _decoded},
     "few_rows": {"draw": _few},
     "linear": {"draw": _product},
+    "linear_int4": {"draw": _int4_product},
     "linear_int8": {"draw": _int8_product},
     "linear_pair": {"draw": _pair},
     "conv": {"function": conv2d, "draw": _strided},

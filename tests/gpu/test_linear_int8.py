@@ -21,10 +21,11 @@ from fusestream.kernels_cuda import (
 )
 from fusestream.kernels_cuda.call import Call
 from fusestream.kernels_cuda.launcher import card
+from fusestream.kernels_cuda.ops.matmul import integer_product
 from fusestream.kernels_cuda.ops.matmul import linear_int8 as op
 from fusestream.kernels_cuda.ops.matmul.linear_operands import ACTIVATIONS
-from fusestream.kernels_cuda.ops.quant import rows_to_int8 as rounding
 from fusestream.kernels_cuda.ops.quant.rotation import GROUPS
+from fusestream.kernels_cuda.ops.quant.rows_to_int8 import INT8_ROWS
 
 EXAMPLES = int(os.environ.get("FUSESTREAM_EXAMPLES") or 2500) // 8
 ROWS = st.one_of(st.integers(1, 17), st.sampled_from([63, 64, 65, 127, 128, 129, 191, 192, 193]), st.integers(18, 700))
@@ -57,16 +58,18 @@ def apart(t):
 def with_cut(cut, tensors, options, isa):
     """One way to cut the work, whatever the rule would choose."""
     call = Call("linear_int8", tensors, options, on(isa))
-    op.validate(call)
-    assert next(op.obstacles(call), None) is None
-    return op.plan(call, card(0, isa), op.Tactic(cut))(*tensors)
+    op.LINEAR_INT8.validate(call)
+    assert next(integer_product.obstacles(call), None) is None
+    return op.PRODUCT.plan(call, card(0, isa), integer_product.Tactic(cut))(*tensors)
 
 
 def exactly(tensors, options):
     """float64, and the magnitudes that roundings behind the sums grow with."""
-    exact = op.reference(*tensors, *options[:4], torch.float64)
+    exact = op.LINEAR_INT8.reference(*tensors, *options[:4], torch.float64)
     x, x_scale, weight, weight_scale, bias, residual, gate = tensors
-    plain = op.reference(x, x_scale, weight, weight_scale, None, None, gate, "none", *options[1:4], torch.float64).abs()
+    plain = op.LINEAR_INT8.reference(
+        x, x_scale, weight, weight_scale, None, None, gate, "none", *options[1:4], torch.float64
+    ).abs()
     for added, by in ((bias, gate), (residual, None)):
         if added is not None:
             size = added.double().abs()
@@ -87,7 +90,7 @@ def test_rows_bit_for_bit(isa, k):
         x[1, 5] *= 1e-5
         for t in (x, apart(x), x[:, ::2]):
             found = rows_to_int8(t, rotation=group, policy=on(isa))
-            numbers, scales = rounding.reference(t.cpu(), group)
+            numbers, scales = INT8_ROWS.reference(t.cpu(), group)
             assert torch.equal(found.numbers.cpu(), numbers) and torch.equal(found.scales.cpu(), scales), (k, group)
 
 
@@ -99,7 +102,7 @@ def test_ends_of_rows(isa, k):
             continue
         x = apart(half(3, k))
         found = rows_to_int8(x, rotation=group, policy=on(isa))
-        numbers, scales = rounding.reference(x.cpu(), group)
+        numbers, scales = INT8_ROWS.reference(x.cpu(), group)
         assert torch.equal(found.numbers.cpu(), numbers) and torch.equal(found.scales.cpu(), scales)
 
 
@@ -109,7 +112,7 @@ def test_rows_without_numbers(isa):
     x[1, 4000], x[2, 17], x[3, 5119] = torch.nan, torch.inf, -torch.inf
     for group in (0, 256):
         found = rows_to_int8(x, rotation=group, policy=on(isa))
-        numbers, scales = rounding.reference(x.cpu(), group)
+        numbers, scales = INT8_ROWS.reference(x.cpu(), group)
         assert torch.equal(found.numbers.cpu(), numbers) and found.scales[0] == 1 and found.scales[1:4].isnan().all()
         assert torch.equal(found.scales[4:].cpu(), scales[4:]) and not found.numbers[:4].any()
 
@@ -181,7 +184,7 @@ def test_random_configurations(isa, c):
     options = (c["activation"], c["scale"], c["saturate"], c["rotation"], c["out"])
     cuts = list(op.CUTS)
     got = with_cut(cuts[c["cut"] % len(cuts)], tensors, options, isa)
-    exact = op.reference(*tensors, *options[:4], torch.float64)
+    exact = op.LINEAR_INT8.reference(*tensors, *options[:4], torch.float64)
     assert got.is_contiguous() and got.shape == exact.shape
     _, sizes = exactly(tensors, options)
     assert_sums(got, exact, sizes, "int8", str(c))
@@ -310,7 +313,7 @@ def test_every_candidate_computes_the_same(kind):
     for residual, gate in ((None, None), (half(300, 256), None), (half(300, 256).float(), half(256))):
         tensors = (x, None, *weight8, bias, residual, gate)
         call = Call("linear_int8", tensors, (kind, 1.0, False, 256, None), KernelPolicy())
-        exact = op.reference(*tensors, kind, 1.0, False, 256, torch.float64)
+        exact = op.LINEAR_INT8.reference(*tensors, kind, 1.0, False, 256, torch.float64)
         for candidate in op.LINEAR_INT8.candidates:
             if candidate.refuse(call) is not None:
                 continue
@@ -323,6 +326,6 @@ def test_auto_tries_all_of_them():
     x, weight, bias, one = half(512, 512), whole(512, 512), half(512), torch.ones(1, device="cuda")
     LEDGER.clear()
     until_chosen(lambda: linear_int8(x, weight, one, bias, activation="gelu_tanh"))
-    assert {"stock", *(f"cuda {way.cut.rows}x{way.cut.columns}" for way in op.ways(None))} <= set(
+    assert {"stock", *(f"cuda {way.cut.rows}x{way.cut.columns}" for way in op.PRODUCT.ways(None))} <= set(
         LEDGER.choices[-1].seconds
     )

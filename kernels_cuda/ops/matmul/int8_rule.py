@@ -14,9 +14,9 @@ from torch import Tensor
 
 from ...binary.arch import int8_pays
 from ...policy import KernelPolicy
+from ..quant.integer_rows import WIDEST
 from ..quant.rotation import GROUPS
-from ..quant.rows_to_int8 import WIDEST
-from .linear_int8 import BYTES, COLUMNS, LONGEST
+from .integer_product import BYTES, COLUMNS, LONGEST
 
 # Whoever switches one of these off wants no product in 8 bits: of `linear` he asked for what stock computes, in FP16.
 OPS = ("linear", "linear_", "linear_int8", "linear_int8_")

@@ -101,11 +101,12 @@ def validate(call: Call) -> None:
     check_operands(Operands.of_call(call))
 
 
-def check_operands(o: Operands) -> None:
+def check_operands(o: Operands, *, in_element: int = 1) -> None:
+    """in_element: numbers of the weight in each of its elements, where those of x are single ones."""
     check_one_of("activation", o.activation, ACTIVATIONS)
     if o.weight.ndim != 2:
         raise ValueError(f"weight: {list(o.weight.shape)} is not [n, k]")
-    if o.x.ndim == 0 or o.x.shape[-1] != o.k:
+    if o.x.ndim == 0 or o.x.shape[-1] != o.k * in_element:
         raise ValueError(f"x: {list(o.x.shape)} does not go with the weight {list(o.weight.shape)}")
     check_shape("up", o.up, o.weight, "the weight")
     check_vector("bias", o.bias, o.n)

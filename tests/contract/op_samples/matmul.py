@@ -12,7 +12,16 @@ from contract.op_samples.elementwise import activated, gate_of, over_tokens
 from contract.op_samples.norm import halves_of, seen_parts
 from torch import Tensor
 
-from fusestream.kernels_cuda import Int8Rows, few_rows, join_sums, linear, linear_int8, linear_pair
+from fusestream.kernels_cuda import (
+    Int4Rows,
+    Int8Rows,
+    few_rows,
+    join_sums,
+    linear,
+    linear_int4,
+    linear_int8,
+    linear_pair,
+)
 from fusestream.kernels_cuda.ops.matmul.few_rows import PLAIN, SCALED
 from fusestream.kernels_cuda.ops.quant.packed_blocks import BLOCK_TYPES
 
@@ -100,6 +109,25 @@ def _of_8_bits(draw: Draw) -> Operands:
         "weight_scale": of_weight,
         **_behind(draw, batch, frames, run, n),
     }
+
+
+def _of_4_bits(draw: Draw) -> Operands:
+    """The same of two numbers to a byte: any byte will do."""
+    batch, frames, run, n, k = draw.size(1, 2), draw.of(1, 2, 3), draw.size(1, 3), draw.size(1, 6), draw.of(2, 14, 40)
+    x, weight = (draw.whole(*shape, k // 2, low=-128, high=128) for shape in ((batch, frames * run), (n,)))
+    if x.numel() and weight.numel():
+        x[0, 0], weight[0] = -120, -120  # twice -8: the largest sums
+    return {
+        "x": Int4Rows(x, draw.uniform(batch, frames * run) * 0.1),
+        "weight": weight,
+        "weight_scale": draw.uniform(*draw.of((), (1,), (n,), (n, 1))) * 0.1,
+        **_behind(draw, batch, frames, run, n),
+    }
+
+
+def _scaled_4_bits(x: Int4Rows, weight: Tensor, weight_scale: Tensor, **rest: Any) -> Tensor:
+    numbers = Int8Rows(quant.numbers_of_4_bits(x.numbers), x.scales)
+    return _scaled(numbers, quant.numbers_of_4_bits(weight), weight_scale, **rest)
 
 
 def _scaled(x: Int8Rows, weight: Tensor, weight_scale: Tensor, **rest: Any) -> Tensor:
@@ -239,6 +267,25 @@ CONTRACTS = {
             ("rotation is 16, and x is rounded already", {"x": Int8Rows(_int8(2, 16), torch.ones(2)), "rotation": 16}),
             ("rotation: rows of 16 do not divide into groups of 64", {"rotation": 64}),
             ("rotation is 2, expected", {"rotation": 2}),
+            *_BEHIND,
+        ],
+    ),
+    "linear_int4": Contract(
+        linear_int4,
+        _of_4_bits,
+        _scaled_4_bits,
+        slack=4e-6,
+        stock=1e-2,
+        special=("residual",),
+        base={"x": ones(2, 16), "weight": _int8(8, 8), "weight_scale": torch.ones(8)},
+        wrong=[
+            (r"x: \[2, 8\] does not go with the weight \[8, 8\]", {"x": ones(2, 8)}),
+            (r"x: \[2, 16\] does not go with the weight \[8, 8\]", {"x": Int4Rows(_int8(2, 16), torch.ones(2))}),
+            (r"weight_scale: \[3\] is neither one value nor one for each of 8 rows", {"weight_scale": torch.ones(3)}),
+            ("x is int8, and rows of int8 come with their scales", {"x": _int8(2, 8)}),
+            (r"x_scale: \[3\] is not one for each row of x \[2, 8\]", {"x": Int4Rows(_int8(2, 8), torch.ones(3))}),
+            ("rotation is 16, and x is rounded already", {"x": Int4Rows(_int8(2, 8), torch.ones(2)), "rotation": 16}),
+            ("rotation: rows of 16 do not divide into groups of 64", {"rotation": 64}),
             *_BEHIND,
         ],
     ),

@@ -9,7 +9,7 @@ from gguf import GGMLQuantizationType
 from gguf import dequantize as by_gguf
 from torch import Tensor
 
-from fusestream.kernels_cuda import dequantise, int8_to_half, rows_to_int8, to_half
+from fusestream.kernels_cuda import dequantise, int8_to_half, rows_to_int4, rows_to_int8, to_half
 from fusestream.kernels_cuda.ops.quant.packed_blocks import BLOCK_TYPES
 from fusestream.kernels_cuda.ops.quant.rotation import GROUPS
 
@@ -85,11 +85,23 @@ def _to_round(draw: Draw) -> Operands:
     return {"x": draw.apart(turned(numbers.flatten(-2) * 2.0 ** draw.of(-6, -3, 0), group).half()), "rotation": group}
 
 
-def _to_numbers(x: Tensor, rotation: int) -> tuple[Tensor, Tensor]:
+def _to_numbers(x: Tensor, rotation: int, largest: int = 127) -> tuple[Tensor, Tensor]:
     wide = turned(x.double(), rotation)
     most = wide.abs().amax(-1, keepdim=True)
-    scales = most / 127
+    scales = most / largest
     return (wide / scales).round(), scales.squeeze(-1)
+
+
+def _to_round_to_4_bits(draw: Draw) -> Operands:
+    given = _to_round(draw)
+    return given if given["x"].shape[-1] % 2 == 0 else {**given, "x": torch.cat((given["x"], given["x"]), -1)}
+
+
+def numbers_of_4_bits(packed: Tensor) -> Tensor:
+    """As ComfyUI's files have them: of two neighbours the first in the lower bits, as two's complement."""
+    wide = packed.long() & 255
+    pairs = torch.stack((wide % 16, wide // 16), -1).flatten(-2)
+    return torch.where(pairs > 7, pairs - 16, pairs).to(torch.int8)
 
 
 _BYTES = {"packed": torch.zeros(144, dtype=torch.uint8), "encoding": "Q4_K"}
@@ -138,6 +150,21 @@ CONTRACTS: dict[str, Contract] = {
             (r"x: \[2, 2, 8\] is not \[rows, k\]", {"x": ones(2, 2, 8, dtype=torch.int8)}),
             (r"scale: \[3\] is neither one value nor one for each of 4 rows", {"scale": torch.ones(3)}),
             ("rotation is 8", {"rotation": 8}),
+            ("rotation: rows of 64 do not divide into groups of 256", {"rotation": 256}),
+        ],
+    ),
+    "rows_to_int4": Contract(
+        rows_to_int4,
+        _to_round_to_4_bits,
+        lambda x, rotation: _to_numbers(x, rotation, 7),
+        slack=1e-6,
+        stock=None,
+        seen=lambda numbers, scales: (numbers_of_4_bits(numbers), scales),
+        base={"x": ones(3, 64)},
+        wrong=[
+            ("x: .* has no rows with elements", {"x": ones(3, 0)}),
+            ("x: rows of 63 do not fill bytes of 2 numbers", {"x": ones(3, 63)}),
+            ("rotation is 8, expected 0 or one of 4, 16, 64, 256", {"rotation": 8}),
             ("rotation: rows of 64 do not divide into groups of 256", {"rotation": 256}),
         ],
     ),

@@ -32,7 +32,7 @@ from fusestream.kernels_cuda.build.unit import build
 from fusestream.kernels_cuda.errors import BuildError
 from fusestream.kernels_cuda.launcher import pointer_count
 from fusestream.kernels_cuda.ops.attention import attention
-from fusestream.kernels_cuda.ops.matmul import linear, linear_int8
+from fusestream.kernels_cuda.ops.matmul import linear, linear_int4, linear_int8
 from fusestream.kernels_cuda.ops.norm import group_norm
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -168,12 +168,13 @@ def test_linear_fits_a_multiprocessor(built, variant, room):
 
 @needs_compiler
 @pytest.mark.parametrize(("variant", "room"), [("sm_75", 64), ("sm_80", 100), ("sm_90", 228), ("sm_120", 100)])
-def test_linear_int8_fits_a_multiprocessor(built, variant, room):
+@pytest.mark.parametrize("product", [linear_int8.PRODUCT, linear_int4.PRODUCT], ids=lambda product: product.unit)
+def test_integers_fit_a_multiprocessor(built, variant, room, product):
     """As above, in bytes where the other has halves."""
-    code, kernels = built[variant]["linear_int8"]
-    for cut in linear_int8.CUTS:
-        threads, shared = elf.ints(code, f"{linear_int8.kernel_name(cut)}_cut")
-        assert threads == cut.warps * 32 == kernels[linear_int8.kernel_name(cut)]["threads"]
+    code, kernels = built[variant][product.unit]
+    for cut in product.cuts:
+        threads, shared = elf.ints(code, f"{product.kernel_name(cut)}_cut")
+        assert threads == cut.warps * 32 == kernels[product.kernel_name(cut)]["threads"]
         system = 0 if variant == "sm_75" else 1024
         wanted = 1 if variant == "sm_75" and cut.warp_rows > 64 else min(cut.resident, 2 if variant == "sm_75" else 8)
         assert shared + system <= (room - (room > 100)) * 1024 and wanted * (shared + system) <= room * 1024, cut

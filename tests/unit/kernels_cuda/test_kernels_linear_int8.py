@@ -8,7 +8,7 @@ import torch
 from fusestream.kernels_cuda import KernelPolicy, int8_to_half, linear_int8, rows_to_int8
 from fusestream.kernels_cuda.call import Call
 from fusestream.kernels_cuda.ops.matmul import linear_int8 as op
-from fusestream.kernels_cuda.ops.matmul.linear_int8_operands import KitchenLinear, kitchen
+from fusestream.kernels_cuda.ops.matmul.integer_operands import KitchenLinear, kitchen
 from fusestream.kernels_cuda.ops.quant.rotation import GROUPS, root, turned
 
 OFF = KernelPolicy.of("off")
@@ -126,14 +126,14 @@ def test_what_stocks_library_is_asked(monkeypatch):
     for options in (("gelu_tanh", 1.0, False, 0, None), ("none", 1.0, False, 64, torch.float16)):
         asked = call(x, weight, torch.tensor(0.01), bias, stream, bias, options=options)
         got = rival.prepare(asked)(*asked.tensors)
-        want = op.reference(*asked.tensors, *options)
+        want = op.LINEAR_INT8.reference(*asked.tensors, *options)
         assert got.dtype is want.dtype
         assert (got - want).double().norm() / want.double().norm() < 0.01
 
 
 def test_without_stocks_library(monkeypatch):
     monkeypatch.setattr(Call, "device", property(lambda _: torch.device("cuda", 0)))
-    monkeypatch.setattr("fusestream.kernels_cuda.ops.matmul.linear_int8_operands.kitchen", lambda: None)
+    monkeypatch.setattr("fusestream.kernels_cuda.ops.matmul.integer_operands.kitchen", lambda: None)
     assert "comfy-kitchen is not loaded" in (KitchenLinear().refuse(call()) or "")
 
 

@@ -1,7 +1,8 @@
-"""The operands of linear_int8 by name, the checks of their shapes, the maths, and what stock runs.
+"""The operands of linear_int8 and linear_int4 by name, the checks of their shapes, the maths, and what stock runs.
 
-Stock has two ways. Its own library multiplies in 8 bits where it can; what that has registered with torch is asked, if it is
-there. Else stock rounds x, multiplies by torch's own product of 8-bit matrices and scales the sums in fp32.
+Stock has two ways for 8 bits. Its own library multiplies them where it can; what that has registered with torch is asked, if it
+is there. Else stock rounds x, multiplies by torch's own product of 8-bit matrices and scales the sums in fp32. Of numbers of 4
+bits it makes bytes first.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from torch.nn import functional
 from ...call import Call, Options, Plan, Tensors
 from ...errors import KernelError
 from ...registry import OneWay
+from ..quant.integer_rows import IntegerRows
 from ..quant.rotation import GROUPS, check_rotation
-from ..quant.rows_to_int8 import reference as rounded_exactly
-from ..quant.rows_to_int8 import stock as rounded_by_stock
+from ..quant.rows_to_int4 import INT4_ROWS
+from ..quant.rows_to_int8 import INT8_ROWS
 from ..views.checks import word
 from ..views.half_range import in_type
 from .linear_operands import Operands, activate, activate_wide, check_operands, combine
@@ -29,18 +31,23 @@ PACKS = (8, 32)  # ... of which k and n are multiples, or it refuses them on som
 SCALED_BYTES = 2**28  # of sums that are scaled at a time
 
 
+ROUNDINGS = {"linear_int8": INT8_ROWS, "linear_int4": INT4_ROWS}
+
+
 @dataclass(frozen=True)
-class Int8Operands:
+class IntegerOperands:
     """The tensors and options of a call, by name."""
 
     plain: Operands  # those that `linear` has, too
     x_scale: Tensor | None  # of rows that are rounded already
     weight_scale: Tensor
     rotation: int
+    rounding: IntegerRows  # what the weight's rows are of, and x's become
 
     @staticmethod
-    def of(op: str, tensors: Tensors, options: Options) -> Int8Operands:
-        written = op == "linear_int8_"
+    def of(op: str, tensors: Tensors, options: Options) -> IntegerOperands:
+        name = op.removesuffix("_")
+        written = op != name
         out = tensors[0] if written else None
         given = cast(tuple[Any, ...], tensors[1:] if written else tensors)
         x, x_scale, weight, weight_scale, bias, residual, gate = given
@@ -48,14 +55,21 @@ class Int8Operands:
         dtype = residual.dtype if residual is not None else torch.float16 if x_scale is not None else x.dtype
         dtype = out.dtype if out is not None else options[4] or dtype
         plain = Operands(x, weight, None, bias, residual, gate, activation, scale, saturate, dtype, out, False)
-        return Int8Operands(plain, x_scale, weight_scale, rotation)
+        return IntegerOperands(plain, x_scale, weight_scale, rotation, ROUNDINGS[name])
 
     @staticmethod
-    def of_call(call: Call) -> Int8Operands:
-        return Int8Operands.of(call.op, call.tensors, call.options)
+    def of_call(call: Call) -> IntegerOperands:
+        return IntegerOperands.of(call.op, call.tensors, call.options)
 
-    def rounded(self, x8: Tensor) -> Operands:
-        return replace(self.plain, x=x8)
+    @property
+    def k(self) -> int:
+        """Numbers of a row; `plain` counts bytes."""
+        return self.plain.k * self.rounding.in_byte
+
+    def rounded(self) -> IntegerOperands:
+        """As they will be once x is rounded."""
+        shape = self.rounding.stored_shape(self.plain.x)
+        return replace(self, plain=replace(self.plain, x=torch.empty(shape, dtype=torch.int8, device="meta")))
 
     @property
     def column_scale(self) -> Tensor:
@@ -65,17 +79,17 @@ class Int8Operands:
 
 def validate(call: Call) -> None:
     """Shapes and options that no implementation could serve."""
-    o = Int8Operands.of_call(call)
-    check_operands(o.plain)
+    o = IntegerOperands.of_call(call)
+    rounded = o.plain.x.dtype is torch.int8
+    check_operands(o.plain, in_element=1 if rounded else o.rounding.in_byte)
     if o.weight_scale.numel() not in (1, o.plain.n) or o.weight_scale.shape[1:].numel() != 1:
         raise ValueError(
             f"weight_scale: {list(o.weight_scale.shape)} is neither one value nor one for each of {o.plain.n} rows"
         )
-    rounded = o.plain.x.dtype is torch.int8
     if rounded != (o.x_scale is not None):
         raise ValueError(f"x is {word(o.plain.x)}, and rows of int8 come with their scales, others without")
     if o.x_scale is None:
-        check_rotation(o.rotation, o.plain.k)
+        check_rotation(o.rotation, o.k)
         return
     if o.rotation:
         raise ValueError(f"rotation is {o.rotation}, and x is rounded already: rows are turned before they are rounded")
@@ -83,13 +97,14 @@ def validate(call: Call) -> None:
         raise ValueError(f"x_scale: {list(o.x_scale.shape)} is not one for each row of x {list(o.plain.x.shape)}")
 
 
-def compute(o: Int8Operands) -> Tensor:
+def compute(o: IntegerOperands) -> Tensor:
     """The oracle: exact sums, and from there on fp32, or float64 where that is asked for."""
     p = o.plain
     wide = torch.float64 if p.out_dtype is torch.float64 else torch.float32
-    x8, x_scale = rounded_exactly(p.x, o.rotation) if o.x_scale is None else (p.x, o.x_scale)
+    stored, x_scale = o.rounding.reference(p.x, o.rotation) if o.x_scale is None else (p.x, o.x_scale)
+    numbers, of_weight = o.rounding.bytes_as_numbers(stored), o.rounding.bytes_as_numbers(p.weight)
     # float64 holds every sum of fewer than 2^39 such products: whatever order they are added in, they are exact.
-    sums = (x8.double() @ p.weight.double().t()).to(wide)
+    sums = (numbers.double() @ of_weight.double().t()).to(wide)
     value = sums * (x_scale.to(wide)[..., None] * (o.column_scale.to(wide) * p.scale))
     bias, residual, gate = in_type(wide, p.bias, p.residual, p.gate)
     if bias is not None:
@@ -109,12 +124,13 @@ def product(x8: Tensor, weight: Tensor) -> Tensor:
     return found[:m]
 
 
-def stock_compute(o: Int8Operands) -> Tensor:
+def stock_compute(o: IntegerOperands) -> Tensor:
     """Rows rounded, the product, its scales and then one operation after the other, in the type of the result."""
     p = o.plain
-    x8, x_scale = rounded_by_stock(p.x, o.rotation) if o.x_scale is None else (p.x, o.x_scale)
-    flat, scales = x8.reshape(-1, p.k).contiguous(), x_scale.reshape(-1, 1)
-    sums = product(flat, p.weight)
+    stored, x_scale = o.rounding.stock(p.x, o.rotation) if o.x_scale is None else (p.x, o.x_scale)
+    numbers, of_weight = o.rounding.bytes_as_numbers(stored), o.rounding.bytes_as_numbers(p.weight)
+    flat, scales = numbers.reshape(-1, o.k).contiguous(), x_scale.reshape(-1, 1)
+    sums = product(flat, of_weight)
     rows = max(SCALED_BYTES // max(4 * p.n, 1), 1)
     parts = [
         (sums[at : at + rows].float() * (scales[at : at + rows] * (o.column_scale * p.scale))).to(p.out_dtype)
@@ -147,7 +163,7 @@ class KitchenLinear(OneWay):
     ours: bool = False
 
     def refuse(self, call: Call) -> str | None:
-        o = Int8Operands.of_call(call)
+        o = IntegerOperands.of_call(call)
         if call.device.type != "cuda":
             return f"tensor is on the {call.device.type.upper()}"
         if o.x_scale is not None or o.plain.x.dtype is not torch.float16:
@@ -159,7 +175,7 @@ class KitchenLinear(OneWay):
         return "comfy-kitchen is not loaded, or has no int8_linear as it is known here" if kitchen() is None else None
 
     def prepare(self, call: Call) -> Plan:
-        o = Int8Operands.of_call(call)
+        o = IntegerOperands.of_call(call)
         run = kitchen()
         assert run is not None  # `refuse` found it
 

@@ -1,0 +1,162 @@
+"""The kernels of linear_int8 and linear_int4: what keeps them from a call, how the work is cut, and how it is launched.
+
+The tiles stand in src/linear_integers.cuh; the operands and what else can compute it in integer_operands.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from ctypes import c_int
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ...call import Call, Candidate, Plan, by_name
+from ...launcher import Card, Launch, Pointer, output, parameter_struct
+from ...plans import plan_of
+from ...policy import IsaClass
+from ...registry import CudaCandidate, Op, StockCandidate
+from ..quant.integer_rows import row_obstacles
+from ..views.checks import no_multiples, scattered, wrong_dtype, wrong_output
+from ..views.rows import Rows, folded, row_view
+from .integer_operands import IntegerOperands, compute, stock_compute, validate
+from .linear import FIELDS, MOST, POINTERS, TYPES, Cut, class_of, parameters, places
+
+COLUMNS = 8  # n is a multiple: columns of an access to the result
+BYTES = 16  # of an access to x and weight: bytes of a row and their strides are multiples
+LONGEST = 2**17 - BYTES  # k: of products of -128 with -128 more do not fit 31 bits
+
+# Mirrors LinearIntegerParams in src/linear_integers.cuh.
+LinearIntegerParams = parameter_struct(
+    "LinearIntegerParams", (Pointer, f"x_scale weight_scale {POINTERS}"), *FIELDS, (c_int, "weight_scale_step")
+)
+
+
+@dataclass(frozen=True)
+class Tactic:
+    """The tile."""
+
+    cut: Cut
+
+    def __str__(self) -> str:
+        return f"{self.cut.rows}x{self.cut.columns}"
+
+
+@dataclass(frozen=True)
+class IntegerProduct:
+    """An op that multiplies integers, and its kernels."""
+
+    unit: str  # the op's name, and its kernels'
+    # How well each uses the tensor cores, once there is enough work: for choosing without measuring. Best known first.
+    cuts: dict[Cut, dict[IsaClass, float]]
+
+    def named(self, run: Callable[[IntegerOperands], Tensor]) -> Callable[..., Tensor]:
+        """`run`, as the op calls it."""
+        return by_name(partial(IntegerOperands.of, self.unit), 7, run)
+
+    @property
+    def stock(self) -> Callable[..., Tensor]:
+        return self.named(stock_compute)
+
+    def op(self, *others: Candidate) -> Op:
+        """others: candidates beside our kernel and torch's own operations."""
+        tensors = "Tensor x, Tensor? x_scale, Tensor weight, Tensor weight_scale, Tensor? bias, Tensor? residual, Tensor? gate"
+        options = "str activation, float scale, bool saturate, int rotation"
+        return Op(
+            name=self.unit,
+            schema=f"({tensors}, {options}, ScalarType? out_dtype, str policy) -> Tensor",
+            reference=self.named(compute),
+            fake=self.named(_empty),
+            candidates=(CudaCandidate("cuda", obstacles, self.plan, self.ways), StockCandidate(self.stock), *others),
+            shape_class=shape_class,
+            validate=validate,
+            kernels={self.unit: tuple(self.kernel_name(cut) for cut in self.cuts)},
+        )
+
+    def ways(self, _call: Call) -> list[Tactic]:
+        return [Tactic(cut) for cut in self.cuts]
+
+    def best_cut(self, m: int, n: int, multiprocessors: int, isa: IsaClass) -> Cut:
+        """The least time by rule, as `linear` has it."""
+        return min(self.cuts, key=lambda cut: cut.cost(m, n, False, multiprocessors) / self.cuts[cut][isa])
+
+    def kernel_name(self, cut: Cut) -> str:
+        return f"{self.unit}_{cut.rows}x{cut.columns}"
+
+    def plan(self, call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
+        """Fix sizes, strides, grid and kernel; what remains per call is the outputs and the pointers."""
+        o = IntegerOperands.of_call(call)
+        p = o.plain
+        new_out = output(p.shape, p.out_dtype, card.index)
+        if not p.m * p.n:
+            return (lambda *_: new_out()) if p.out is None else (lambda *_: None)
+        names = "x x_scale weight weight_scale bias residual gate"
+        names = names if p.out is None else f"out {names}"
+        if o.x_scale is not None:
+            return plan_of(self._prepare(call, o, card, tactic), names, call.tensors, out=new_out)
+        rounding = o.rounding.prepare(card, p.x, o.rotation, call.describe())
+        first = 0 if p.out is None else 1  # x's place
+        given = (*call.tensors[: first + 1], p.x, *call.tensors[first + 2 :])  # with scales, wherever those will be
+        run = plan_of(self._prepare(call, o.rounded(), card, tactic), names, given, out=new_out)
+        if p.out is None:
+            return lambda x, _, *rest: run(*rounding(x), *rest)
+        return lambda out, x, _, *rest: run(out, *rounding(x), *rest)
+
+    def _prepare(self, call: Call, o: IntegerOperands, card: Card, tactic: Tactic | None) -> Launch:
+        x, weight = folded(row_view(o.plain.x)), row_view(o.plain.weight)
+        params = LinearIntegerParams(
+            **parameters(o.plain, in_pairs(x), in_pairs(weight)), weight_scale_step=int(o.weight_scale.numel() > 1)
+        )
+        chosen = tactic or Tactic(self.best_cut(o.plain.m, o.plain.n, card.multiprocessors, card.isa_class(self.unit)))
+        kernel = card.kernel(self.unit, self.kernel_name(chosen.cut))
+        threads, shared_bytes = kernel.cut
+        return kernel.prepare(
+            params,
+            grid=(chosen.cut.tiles(x.tokens, o.plain.n, False), x.batches, 1),
+            block=threads,
+            shape=call.describe(),
+            shared_bytes=shared_bytes,
+        )
+
+
+def obstacles(call: Call) -> Iterator[str]:
+    """What keeps the kernels from serving a call. Later checks rely on earlier ones having passed."""
+    o = IntegerOperands.of_call(call)
+    p = o.plain
+    yield from wrong_dtype((torch.int8,), weight=p.weight)
+    yield from wrong_dtype((torch.float16, torch.int8), x=p.x)
+    yield from wrong_dtype((torch.float32,), x_scale=o.x_scale, weight_scale=o.weight_scale)
+    yield from wrong_dtype(TYPES, bias=p.bias, residual=p.residual, gate=p.gate)
+    yield from wrong_output(TYPES, p.out_dtype)
+    if not p.m * p.n:
+        return  # nothing to compute, and nothing to refuse
+    if not o.k:
+        yield "k is 0: there is nothing to multiply"
+    yield from no_multiples(BYTES * o.rounding.in_byte, k=o.k)
+    yield from no_multiples(COLUMNS, n=p.n)
+    if o.k > LONGEST:
+        yield f"k is {o.k}, and sums of more than {LONGEST} products do not fit 32 bits"
+    if max(p.m, p.n) > MOST:
+        yield f"a size of {p.m} x {p.n} x {o.k} exceeds {MOST}"
+    yield from scattered(x_scale=o.x_scale, weight_scale=o.weight_scale)
+    if o.x_scale is None:
+        yield from row_obstacles(p.x)
+        p = o.rounded().plain
+    yield from places(p)
+
+
+def in_pairs(view: Rows) -> Rows:
+    """Two bytes are moved as one half would be."""
+    return Rows(view.batches, view.tokens, view.d // 2, view.batch_stride // 2, view.row_stride // 2)
+
+
+def shape_class(call: Call) -> str:
+    o = IntegerOperands.of_call(call)
+    scales = "a scale per row" if o.weight_scale.numel() > 1 else "one scale"
+    return f"{class_of(o.plain, scales)} rotation {o.rotation}"
+
+
+def _empty(o: IntegerOperands) -> Tensor:
+    return o.plain.x.new_empty(o.plain.shape, dtype=o.plain.out_dtype)

@@ -1,0 +1,102 @@
+// rows_to_int8 and rows_to_int4: the rows of a matrix as integers, each row with a scale of its own: what linear_int8
+// and linear_int4 multiply.
+//
+//   x' = x H                       H: Hadamard matrices along the row, over their root (rotation.cuh); or x as it is
+//   scale = max |x'| / largest     of the row; largest: 127 of 8 bits, 7 of 4
+//   numbers = round(x' / scale)
+//
+// Turning a row of activations and all rows of a weight alike keeps their products, and makes the numbers of a row
+// alike in size: the few columns far outside the others, as there are behind a GELU, would else decide the scale, and
+// all others be rounded to nearly nothing.
+//
+// Layout. x [batch, row, k] halves, rows anywhere at multiples of 16 bytes; k is a multiple of 8 and of the rotation's
+// group, and at most 32768. numbers [rows, k] bytes, or [rows, k / 2] with two numbers in each, the first in the lower
+// four bits; scales [rows] floats; both contiguous.
+//
+// A row that holds an Inf or a NaN has the scale NaN, and zeros. A row of zeros has the scale 1.
+//
+// Access. A block has a row, a thread up to four packs of eight of it, which it loads before it turns them; they stay
+// in registers as floats until the row's scale is known. 2 bytes of each element are read and 1 or a half is written,
+// once.
+#pragma once
+
+#include "rotation.cuh"
+#include "stores.cuh"
+
+// Mirrored by IntegerRowsParams in ops/quant/integer_rows.py.
+struct IntegerRowsParams {
+    const __half* x;
+    signed char* numbers;
+    float* scales;
+    i64 x_batch, x_row;
+    int k;
+    int group;  // of the rotation; 0: none
+};
+
+// The block's largest, by its bits: those of NaN are above those of any number.
+template <int kWarps>
+__device__ inline unsigned block_max(unsigned most) {
+    __shared__ unsigned of_warp[kWarps];
+#pragma unroll
+    for (int apart = 1; apart < 32; apart *= 2) most = max(most, __shfl_xor_sync(~0u, most, apart));
+    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = most;
+    __syncthreads();
+    const unsigned lane = threadIdx.x % 32;
+    most = lane < blockDim.x / 32 ? of_warp[lane] : 0;
+#pragma unroll
+    for (int apart = 1; apart < 32; apart *= 2) most = max(most, __shfl_xor_sync(~0u, most, apart));
+    return most;
+}
+
+// kBits: of a number. The largest leaves out -128 or -8, so that a row's numbers lie alike on both sides of zero.
+template <int kBits, int V, int kThreads>
+__device__ inline void integer_rows(const IntegerRowsParams& p) {
+    constexpr float kLargest = (1 << (kBits - 1)) - 1;
+    constexpr unsigned kMask = (1u << kBits) - 1;
+    const Rotation rotation{p.group};
+    const __half* row = p.x + blockIdx.y * p.x_batch + blockIdx.x * p.x_row;
+    Pack<__half> packs[V];
+#pragma unroll
+    for (int v = 0; v < V; v++) {
+        const int column = (v * int(blockDim.x) + rotation.place(int(threadIdx.x))) * kPack;
+        zero(packs[v]);
+        if (column < p.k) load_pack<Reading::kStreaming>(packs[v], row + column);
+    }
+    float x[V][kPack];
+    unsigned most = 0;
+#pragma unroll
+    for (int v = 0; v < V; v++) {
+        unpack(packs[v], x[v]);
+        rotation.turn(x[v]);
+#pragma unroll
+        for (int i = 0; i < kPack; i++) most = max(most, __float_as_uint(x[v][i]) & 0x7fffffffu);
+    }
+    most = block_max<kThreads / 32>(most);
+    // What is over the root of the rotation's group goes into the scale.
+    const bool finite = most < 0x7f800000u;
+    const float top = most == 0 ? kLargest / rotation.root() : __uint_as_float(most);
+    const float inverse = finite ? kLargest / top : 0.0f;
+    const i64 number = i64(blockIdx.y) * gridDim.x + blockIdx.x;
+    if (threadIdx.x == 0) {
+        p.scales[number] = finite ? top * (rotation.root() / kLargest) : __uint_as_float(0x7fc00000u);
+    }
+#pragma unroll
+    for (int v = 0; v < V; v++) {
+        const int column = (v * int(blockDim.x) + int(threadIdx.x)) * kPack;
+        if (column >= p.k) continue;
+        constexpr int kInWord = 32 / kBits;
+        unsigned words[kPack / kInWord] = {};
+#pragma unroll
+        for (int i = 0; i < kPack; i++) {
+            words[i / kInWord] |= (unsigned(__float2int_rn(x[v][i] * inverse)) & kMask) << (i % kInWord * kBits);
+        }
+        store_whole(p.numbers + (number * p.k + column) * kBits / 8, words);
+    }
+}
+
+// V: packs of a thread.
+#define INTEGER_ROWS(BITS, V, THREADS)                                         \
+    extern "C" __global__ void __launch_bounds__(THREADS)                      \
+        rows_to_int##BITS##_##V(const __grid_constant__ IntegerRowsParams p) { \
+        integer_rows<BITS, V, THREADS>(p);                                     \
+    }
