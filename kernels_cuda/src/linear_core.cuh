@@ -61,9 +61,18 @@ struct Product {
     static constexpr int kBeside = kHasAsyncCopy ? 2 : 1;
     using Parts = unsigned[2][kBeside][2];
 
-    // Steps from a band's ldmatrix to its products, and steps that the assembler may mix: as measured.
-    static constexpr int kAhead = kHasAsyncCopy && kBands == 6 && kThreads == 128 ? 2 : 1;
-    static constexpr int kOrdered = !kHasAsyncCopy    ? (kBands == 4 ? 4 : 1)
+    // Integers of sm_75: products take half as long, and the memory pipe is as busy as the tensor cores. A block of
+    // eight warps stores and asks for a piece at a time, in the middle of a step, as two blocks would take turns.
+    static constexpr bool kShort = kIntegers && !kHasAsyncCopy && kBands == 4,
+                          kPieceByPiece = kShort && kThreads == 256;
+
+    // Steps from a band's ldmatrix to its products, and steps that the assembler may mix: as measured, or (kShort) as
+    // predicted from the machine code.
+    static constexpr int kAhead = kShort && !kPieceByPiece                          ? 3
+                                  : kHasAsyncCopy && kBands == 6 && kThreads == 128 ? 2
+                                                                                    : 1;
+    static constexpr int kOrdered = kShort            ? (kPieceByPiece ? 1 : 8)
+                                    : !kHasAsyncCopy  ? (kBands == 4 ? 4 : 1)
                                     : kBands == 6     ? (kThreads == 256 ? 6 : 2)
                                     : kThreads == 256 ? 2
                                                       : 8;
@@ -159,6 +168,11 @@ struct Product {
                 if (from >= kPieces) return;
                 fetch(last(), k0 + (kStages - 1) * kAcross, from, to);
                 if (to == kPieces) commit_copies();
+            } else if constexpr (kPieceByPiece) {
+                constexpr int kEach = (kPieces + kPass - 1) / kPass;
+                const int from = step * kEach, to = min(from + kEach, kPieces);
+                if (from >= kPieces) return;
+                store(next(), from, to), fetch(next(), k0 + 2 * kAcross, from, to);
             } else if constexpr (kParts == 1) {
                 if (step == kPass - 1) store(next()), fetch(next(), k0 + 2 * kAcross);
             } else {
@@ -224,7 +238,7 @@ struct Product {
             for (int turn = 0; turn < kTurns; turn++) {
                 const int k = turn / kBands, m = turn % kBands, after = (turn + kAhead) % kTurns;
                 if (turn % kMixed == 0) keep_order(p.k, turn);
-                walk.bring(turn, k0);
+                if (!kPieceByPiece) walk.bring(turn, k0);
                 if (turn == kPass) walk.pass();
                 walk.load_a(a[(turn + kAhead) % (kAhead + 1)], after > turn ? walk.slot : walk.next(), after / kBands,
                             after % kBands);
@@ -234,18 +248,22 @@ struct Product {
                 };
                 const bool last = m == kBands - 1;
                 if (last) load_b(0), load_b(1);
-                multiply_band(sums, m, a[turn % (kAhead + 1)], b[k % 2], [&](int g) {
+                const auto done = [&](int g) {
                     if (last && g < 2) load_b(2 + g);
+                };
+                multiply_band(sums, m, a[turn % (kAhead + 1)], b[k % 2], done, [&] {
+                    if (kPieceByPiece) keep_order(p.k, kTurns + turn), walk.bring(turn, k0);
                 });
             }
             walk.advance();
         }
     }
 
-    // 16 rows x 64 columns x 16 of k. done(g): for the last time 16 columns' fragments have been used.
-    template <typename Done>
+    // 16 rows x 64 columns x 16 of k. done(g): for the last time 16 columns' fragments have been used. between(): on
+    // sm_75, half of the products are done.
+    template <typename Done, typename Between>
     __device__ static void multiply_band(Sums& sums, int m, const unsigned (&a)[4], const unsigned (&b)[kGroups][4],
-                                         Done done) {
+                                         Done done, Between between) {
 #if __CUDA_ARCH__ >= 800
 #pragma unroll
         for (int g = 0; g < kGroups; g++) {
@@ -256,6 +274,7 @@ struct Product {
 #else
 #pragma unroll
         for (int half = 0; half < 2; half++) {
+            if (half == 1) between();
 #pragma unroll
             for (int g = 0; g < kGroups; g++) {
                 mma_half_step(sums[g][0][m], a[2 * half], a[2 * half + 1], b[g][half]);
