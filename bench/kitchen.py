@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 NAME = "comfy-kitchen"
-INT8, SPARSE = f"{NAME} int8", f"{NAME} sol_attn"
+INT8, INT4, SPARSE = f"{NAME} int8", f"{NAME} int4", f"{NAME} sol_attn"
 Rivals = dict[str, Callable[..., Any]]
 
 
@@ -56,6 +56,20 @@ def int8_linear() -> Rivals:
         return found
 
     return {INT8: run}
+
+
+def int4_linear() -> Rivals:
+    """Called as `linear_int4`'s stock is, with a bias and nothing behind it. It turns and rounds x itself."""
+    library = installed()
+    multiply = getattr(library, "convrot_w4a4_linear", None)
+    if multiply is None:
+        return {}
+
+    def run(x: Tensor, _: None, weight: Tensor, scale: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
+        found: Tensor = multiply(x, weight, scale, bias, convrot_groupsize=rest[5])
+        return found
+
+    return {INT4: run}
 
 
 def sparse_attention(share: float) -> Callable[[], Rivals]:

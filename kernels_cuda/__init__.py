@@ -35,8 +35,8 @@ from .ops.matmul.linear import (
     linear_pair,
     linear_pair_,
 )
-from .ops.matmul.linear_int4 import linear_int4, linear_int4_
-from .ops.matmul.linear_int8 import linear_int8, linear_int8_
+from .ops.matmul.linear_int4 import linear_int4, linear_int4_, linear_int4_pair, linear_int4_pair_
+from .ops.matmul.linear_int8 import linear_int8, linear_int8_, linear_int8_pair, linear_int8_pair_
 from .ops.matmul.matrices import (
     Int8Matrix,
     Matrix,
@@ -114,8 +114,12 @@ __all__ = [
     "linear_attention",
     "linear_int4",
     "linear_int4_",
+    "linear_int4_pair",
+    "linear_int4_pair_",
     "linear_int8",
     "linear_int8_",
+    "linear_int8_pair",
+    "linear_int8_pair_",
     "linear_pair",
     "linear_pair_",
     "mlp",

@@ -48,6 +48,8 @@ PRODUCTS = (
     "few_rows",
     "linear_int8",
     "linear_int8_",
+    "linear_int8_pair",
+    "linear_int8_pair_",
     "rows_to_int8",
     "join_sums",
 )

@@ -1,4 +1,4 @@
-"""linear_int8 at the shapes of Wan's blocks, rounding included, and rows_to_int8 alone.
+"""linear_int8 at the shapes of Wan's blocks, pairs at those of Z-Image's, rounding included, and rows_to_int8 alone.
 
 Weights are rounded once, when they are made; what is timed begins with activations in fp16. FLOP/s are of the product. Errors are
 against the product of these activations, unrounded, with the weight that the file holds.
@@ -51,7 +51,7 @@ def row(
         f"{label}: {m}x{n}x{k}{f' rotation {rotation}' if rotation else ''}",
         lambda: operands(m, n, k, rotation, residual=residual),
         (activation, 1.0, False, rotation, None),
-        PRODUCT.stock,
+        PRODUCT.stock(),
         precision="turbo",
         flops=2.0 * m * n * k,
         peers=not plain,
@@ -72,6 +72,19 @@ def layers(model: str, tokens: int, d: int, ffn: int) -> list[Row]:
     ]
 
 
+def pair(label: str, m: int, n: int, k: int, rotation: int) -> Row:
+    """SwiGLU of two weights, n columns each."""
+
+    def made() -> Tensors:
+        weights = [rows_to_int8(half(n, k) * k**-0.5, rotation=rotation) for _ in range(2)]
+        return half(1, m, k), None, *weights[0], *weights[1]
+
+    name = f"{label}: {m}x{n}x{k}{f' rotation {rotation}' if rotation else ''}"
+    options, flops = ("silu", 1.0, True, rotation, None), 4.0 * m * n * k
+    stock = PRODUCT.stock(paired=True)
+    return Row("linear_int8_pair", name, made, options, stock, precision="turbo", flops=flops, in_bytes=True)
+
+
 def rounding(label: str, m: int, k: int, rotation: int) -> Row:
     name = f"{label}: {m}x{k}{f' rotation {rotation}' if rotation else ''}"
     return Row("rows_to_int8", name, lambda: (half(1, m, k),), (rotation,), INT8_ROWS.stock)
@@ -81,6 +94,7 @@ ROWS = [
     *layers("Wan 1.3B 480x832x81", 32760, 1536, 8960),
     *layers("Wan 14B 480x832x81", 32760, 5120, 13824),
     row("Wan 14B one latent frame, q", (1560, 5120, 5120), 0),
+    pair("Z-Image 1024x1024, SwiGLU", 4128, 10240, 3840, GROUP),
     *(
         rounding(label, m, k, rotation)
         for label, m, k in (

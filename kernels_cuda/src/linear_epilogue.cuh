@@ -13,6 +13,9 @@ struct OneFactor {
     __device__ void ask_row(const LinearParams&, int) {}
     __device__ void take_row() {}
     __device__ float at(const LinearParams& p, int) const { return p.scale; }
+    // Of a pair: what the gate's sums are multiplied with, and the others'.
+    __device__ float of_gate(const LinearParams&, int) const { return 1.0f; }
+    __device__ float of_up(const LinearParams& p, int) const { return p.scale; }
 };
 
 // A warp's way out: 16 rows of sums at a time go through its own corner of shared memory, so that each lane comes to
@@ -75,9 +78,11 @@ struct Epilogue {
                 if constexpr (kPaired) {
                     Eight up;
                     up.load(mine + i * kRowsAtOnce * kPitch + kWarpTile / 2, 0, true);
+#pragma unroll
+                    for (int c = 0; c < 8; c++) value.v[c] *= factor.of_gate(p, c);
                     value.activate(p.activation);
 #pragma unroll
-                    for (int c = 0; c < 8; c++) value.v[c] *= up.v[c] * p.scale;
+                    for (int c = 0; c < 8; c++) value.v[c] *= up.v[c] * factor.of_up(p, c);
                 } else {
 #pragma unroll
                     for (int c = 0; c < 8; c++) {

@@ -19,6 +19,6 @@
 
 #include "linear_integers.cuh"
 
-LINEAR_INTEGERS(linear_int4_128x256, Int4Sum, 2, 4, 4)
-LINEAR_INTEGERS(linear_int4_128x128, Int4Sum, 2, 2, 4)
-LINEAR_INTEGERS(linear_int4_64x128, Int4Sum, 1, 2, 4)
+LINEAR_INTEGERS(linear_int4, 128x256, Int4Sum, 2, 4, 4)
+LINEAR_INTEGERS(linear_int4, 128x128, Int4Sum, 2, 2, 4)
+LINEAR_INTEGERS(linear_int4, 64x128, Int4Sum, 1, 2, 4)

@@ -10,13 +10,14 @@
 // Mirrored by LinearIntegerParams in ops/matmul/integer_product.py.
 struct LinearIntegerParams {
     const float* x_scale;       // [rows]
-    const float* weight_scale;  // [n], or one
-    LinearParams linear;        // x and weight: two bytes to a half
+    const float* weight_scale;  // [n], or one; of a pair: the gate's
+    const float* up_scale;      // ... the other weight's, as many
+    LinearParams linear;        // x and weights: two bytes to a half
     int weight_scale_step;      // 1, or 0 where there is one for all
 };
 
 // Row and column have a scale each.
-template <typename SumOfOne>
+template <typename SumOfOne, bool kPaired>
 struct IntegerFactor {
     using Sum = SumOfOne;
 
@@ -38,10 +39,36 @@ struct IntegerFactor {
     __device__ float at(const LinearParams&, int c) const { return of_row * of_column[c]; }
 };
 
-template <typename Sum, int kRowWarps, int kColumnWarps, int kBands>
+// Of a pair, each weight's columns have their own.
+template <typename SumOfOne>
+struct IntegerFactor<SumOfOne, true> {
+    using Sum = SumOfOne;
+
+    const float *of_rows, *of_weights, *of_ups;
+    int step;
+    float gate[8], up[8], of_row, next;
+
+    __device__ explicit IntegerFactor(const LinearIntegerParams& p)
+        : of_rows(p.x_scale), of_weights(p.weight_scale), of_ups(p.up_scale), step(p.weight_scale_step) {}
+
+    __device__ void of_columns(const LinearParams& p, int column) {
+#pragma unroll
+        for (int c = 0; c < 8; c++) {
+            gate[c] = of_weights[(column + c) * step];
+            up[c] = of_ups[(column + c) * step] * p.scale;
+        }
+    }
+    __device__ void ask_row(const LinearParams& p, int row) { next = of_rows[blockIdx.y * unsigned(p.m) + row]; }
+    __device__ void take_row() { of_row = next; }
+    __device__ float of_gate(const LinearParams&, int c) const { return of_row * gate[c]; }
+    __device__ float of_up(const LinearParams&, int c) const { return of_row * up[c]; }
+};
+
+template <typename Sum, int kRowWarps, int kColumnWarps, int kBands, bool kPaired>
 struct IntegerProduct {
-    using Cut = Product<kRowWarps, kColumnWarps, false, kBands, Sum>;
-    using Out = Epilogue<false, kBands, IntegerFactor<Sum>>;
+    using Cut = Product<kRowWarps, kColumnWarps, kPaired, kBands, Sum>;
+    using Factor = IntegerFactor<Sum, kPaired>;
+    using Out = Epilogue<kPaired, kBands, Factor>;
     static constexpr int kBytes = Cut::kStages * Cut::kStage;
     static_assert(kBytes >= Cut::kThreads / 32 * Out::kBytes);
 
@@ -52,16 +79,20 @@ struct IntegerProduct {
         product.template multiply_tiles<false>(sums);
         float* corner = reinterpret_cast<float*>(memory + thread_again() / 32 * Out::kBytes);
         const int2 at = product.place();
-        Out{p.linear}.run(corner, sums, at.x + Cut::warp_row(), at.y + Cut::warp_column(), IntegerFactor<Sum>(p));
+        const int column = at.y + Cut::warp_column() / (kPaired ? 2 : 1);
+        Out{p.linear}.run(corner, sums, at.x + Cut::warp_row(), column, Factor(p));
     }
 };
 
 // Beside each kernel, what a block of this variant takes: threads, bytes of dynamic shared memory. The launcher reads
 // it from the code that was loaded.
-#define LINEAR_INTEGERS(NAME, SUM, ROW_WARPS, COLUMN_WARPS, BANDS)                                              \
-    extern "C" __device__ int NAME##_cut[2] = {ROW_WARPS * COLUMN_WARPS * 32,                                   \
-                                               IntegerProduct<SUM, ROW_WARPS, COLUMN_WARPS, BANDS>::kBytes};    \
-    extern "C" __global__ void __launch_bounds__(ROW_WARPS * COLUMN_WARPS * 32, 8 / (ROW_WARPS * COLUMN_WARPS)) \
-        NAME(const __grid_constant__ LinearIntegerParams p) {                                                   \
-        IntegerProduct<SUM, ROW_WARPS, COLUMN_WARPS, BANDS>::run(p);                                            \
+#define LINEAR_INTEGERS_KERNEL(NAME, SUM, ROW_WARPS, COLUMN_WARPS, BANDS, PAIRED)                                    \
+    extern "C" __device__ int NAME##_cut[2] = {ROW_WARPS * COLUMN_WARPS * 32,                                        \
+                                               IntegerProduct<SUM, ROW_WARPS, COLUMN_WARPS, BANDS, PAIRED>::kBytes}; \
+    extern "C" __global__ void __launch_bounds__(ROW_WARPS * COLUMN_WARPS * 32, 8 / (ROW_WARPS * COLUMN_WARPS))      \
+        NAME(const __grid_constant__ LinearIntegerParams p) {                                                        \
+        IntegerProduct<SUM, ROW_WARPS, COLUMN_WARPS, BANDS, PAIRED>::run(p);                                         \
     }
+#define LINEAR_INTEGERS(OP, TILE, SUM, ROW_WARPS, COLUMN_WARPS, BANDS)              \
+    LINEAR_INTEGERS_KERNEL(OP##_##TILE, SUM, ROW_WARPS, COLUMN_WARPS, BANDS, false) \
+    LINEAR_INTEGERS_KERNEL(OP##_pair_##TILE, SUM, ROW_WARPS, COLUMN_WARPS, BANDS, true)

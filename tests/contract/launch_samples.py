@@ -138,6 +138,13 @@ def _int4_product(draw: Draw) -> Operands:
     return {**given, "weight": draw.apart(room(n, k // 2, dtype=torch.int8))}
 
 
+def _pair_of(given: Operands) -> Operands:
+    """The operands of a product of integers for a pair: as much of each as of the weight."""
+    names = ("x", "weight", "weight_scale", "rotation", "activation", "scale", "saturate", "out_dtype")
+    own = {name: given[name] for name in names}
+    return {**own, "up": own["weight"].clone(), "up_scale": own["weight_scale"].clone()}
+
+
 def _pair(draw: Draw) -> Operands:
     n, k, apart = draw.of(8, 136), draw.of(16, 264), draw.of(True, False)
     weights = {"weight": room(n, k), "up": room(n, k)} if apart else {"weight": room(2 * n, k)}
@@ -255,7 +262,9 @@ SERVED: dict[str, dict[str, Any]] = {
     "few_rows": {"draw": _few},
     "linear": {"draw": _product},
     "linear_int4": {"draw": _int4_product},
+    "linear_int4_pair": {"draw": lambda draw: _pair_of(_int4_product(draw))},
     "linear_int8": {"draw": _int8_product},
+    "linear_int8_pair": {"draw": lambda draw: _pair_of(_int8_product(draw))},
     "linear_pair": {"draw": _pair},
     "conv": {"function": conv2d, "draw": _strided},
     "upsample_conv2d": {"draw": _upsampled},

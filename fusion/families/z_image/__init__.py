@@ -91,6 +91,7 @@ Z_IMAGE = Family(
         "linear_",
         "linear_int8",
         "linear_int8_",
+        "linear_int8_pair",
         "linear_pair",
         "norm_modulate",
         "rms_rope_",

@@ -1,4 +1,4 @@
-"""The operands of linear_int8 and linear_int4 by name, the checks of their shapes, the maths, and what stock runs.
+"""The operands of linear_int8, linear_int4 and their pairs by name, the checks of their shapes, the maths, and what stock runs.
 
 Stock has two ways for 8 bits. Its own library multiplies them where it can; what that has registered with torch is asked, if it
 is there. Else stock rounds x, multiplies by torch's own product of 8-bit matrices and scales the sums in fp32. Of numbers of 4
@@ -41,21 +41,24 @@ class IntegerOperands:
     plain: Operands  # those that `linear` has, too
     x_scale: Tensor | None  # of rows that are rounded already
     weight_scale: Tensor
+    up_scale: Tensor | None  # of a pair: the scales of the weight whose product is not activated
     rotation: int
     rounding: IntegerRows  # what the weight's rows are of, and x's become
 
     @staticmethod
     def of(op: str, tensors: Tensors, options: Options) -> IntegerOperands:
+        written = op.endswith("_")
         name = op.removesuffix("_")
-        written = op != name
+        single = name.removesuffix("_pair")
+        paired = name != single
         out = tensors[0] if written else None
-        given = cast(tuple[Any, ...], tensors[1:] if written else tensors)
-        x, x_scale, weight, weight_scale, bias, residual, gate = given
+        x, x_scale, weight, weight_scale, *rest = cast(tuple[Any, ...], tensors[1:] if written else tensors)
+        up, up_scale, bias, residual, gate = (*rest, None, None, None) if paired else (None, None, *rest)
         activation, scale, saturate, rotation = options[:4]
         dtype = residual.dtype if residual is not None else torch.float16 if x_scale is not None else x.dtype
         dtype = out.dtype if out is not None else options[4] or dtype
-        plain = Operands(x, weight, None, bias, residual, gate, activation, scale, saturate, dtype, out, False)
-        return IntegerOperands(plain, x_scale, weight_scale, rotation, ROUNDINGS[name])
+        plain = Operands(x, weight, up, bias, residual, gate, activation, scale, saturate, dtype, out, paired)
+        return IntegerOperands(plain, x_scale, weight_scale, up_scale, rotation, ROUNDINGS[single])
 
     @staticmethod
     def of_call(call: Call) -> IntegerOperands:
@@ -72,9 +75,17 @@ class IntegerOperands:
         return replace(self, plain=replace(self.plain, x=torch.empty(shape, dtype=torch.int8, device="meta")))
 
     @property
-    def column_scale(self) -> Tensor:
-        """[1] or [n]."""
-        return self.weight_scale.reshape(-1)
+    def weights(self) -> list[tuple[Tensor, Tensor]]:
+        """Each weight and its scales, [1] or [n]."""
+        scales = self.weight_scale.reshape(-1)
+        if self.plain.up is None or self.up_scale is None:
+            return [(self.plain.weight, scales)]
+        return [(self.plain.weight, scales), (self.plain.up, self.up_scale.reshape(-1))]
+
+    @property
+    def factors(self) -> tuple[float, ...]:
+        """What the sums of each weight are multiplied with: of a pair only those that are not activated."""
+        return (self.plain.scale,) if self.plain.up is None else (1.0, self.plain.scale)
 
 
 def validate(call: Call) -> None:
@@ -82,10 +93,11 @@ def validate(call: Call) -> None:
     o = IntegerOperands.of_call(call)
     rounded = o.plain.x.dtype is torch.int8
     check_operands(o.plain, in_element=1 if rounded else o.rounding.in_byte)
-    if o.weight_scale.numel() not in (1, o.plain.n) or o.weight_scale.shape[1:].numel() != 1:
-        raise ValueError(
-            f"weight_scale: {list(o.weight_scale.shape)} is neither one value nor one for each of {o.plain.n} rows"
-        )
+    for name, scales in (("weight_scale", o.weight_scale), ("up_scale", o.up_scale)):
+        if scales is not None and (scales.numel() not in (1, o.plain.n) or scales.shape[1:].numel() != 1):
+            raise ValueError(f"{name}: {list(scales.shape)} is neither one value nor one for each of {o.plain.n} rows")
+    if o.up_scale is not None and o.up_scale.numel() != o.weight_scale.numel():
+        raise ValueError(f"up_scale: {list(o.up_scale.shape)} is not as weight_scale is, {list(o.weight_scale.shape)}")
     if rounded != (o.x_scale is not None):
         raise ValueError(f"x is {word(o.plain.x)}, and rows of int8 come with their scales, others without")
     if o.x_scale is None:
@@ -102,15 +114,22 @@ def compute(o: IntegerOperands) -> Tensor:
     p = o.plain
     wide = torch.float64 if p.out_dtype is torch.float64 else torch.float32
     stored, x_scale = o.rounding.reference(p.x, o.rotation) if o.x_scale is None else (p.x, o.x_scale)
-    numbers, of_weight = o.rounding.bytes_as_numbers(stored), o.rounding.bytes_as_numbers(p.weight)
-    # float64 holds every sum of fewer than 2^39 such products: whatever order they are added in, they are exact.
-    sums = (numbers.double() @ of_weight.double().t()).to(wide)
-    value = sums * (x_scale.to(wide)[..., None] * (o.column_scale.to(wide) * p.scale))
+    numbers = o.rounding.bytes_as_numbers(stored).double()
+
+    def scaled(weight: Tensor, scales: Tensor, factor: float) -> Tensor:
+        # float64 holds every sum of fewer than 2^39 such products: whatever order they are added in, they are exact.
+        sums = (numbers @ o.rounding.bytes_as_numbers(weight).double().t()).to(wide)
+        return sums * (x_scale.to(wide)[..., None] * (scales.to(wide) * factor))
+
+    value, *others = (scaled(*one, factor) for one, factor in zip(o.weights, o.factors, strict=True))
     bias, residual, gate = in_type(wide, p.bias, p.residual, p.gate)
     if bias is not None:
         value = value + bias
+    value = activate_wide(value, p.activation)
+    for up in others:
+        value = value * up
     asked = replace(p, x=value, residual=residual, gate=gate)
-    return combine(asked, activate_wide(value, p.activation)).contiguous()
+    return combine(asked, value).contiguous()
 
 
 def product(x8: Tensor, weight: Tensor) -> Tensor:
@@ -128,18 +147,27 @@ def stock_compute(o: IntegerOperands) -> Tensor:
     """Rows rounded, the product, its scales and then one operation after the other, in the type of the result."""
     p = o.plain
     stored, x_scale = o.rounding.stock(p.x, o.rotation) if o.x_scale is None else (p.x, o.x_scale)
-    numbers, of_weight = o.rounding.bytes_as_numbers(stored), o.rounding.bytes_as_numbers(p.weight)
-    flat, scales = numbers.reshape(-1, o.k).contiguous(), x_scale.reshape(-1, 1)
-    sums = product(flat, of_weight)
+    flat = o.rounding.bytes_as_numbers(stored).reshape(-1, o.k).contiguous()
+    of_rows = x_scale.reshape(-1, 1)
     rows = max(SCALED_BYTES // max(4 * p.n, 1), 1)
-    parts = [
-        (sums[at : at + rows].float() * (scales[at : at + rows] * (o.column_scale * p.scale))).to(p.out_dtype)
-        for at in range(0, max(sums.shape[0], 1), rows)
-    ]
-    value = torch.cat(parts).reshape(p.shape)
+    # What would overflow between the two of a pair is kept in fp32, as `linear_pair` keeps it.
+    dtype = torch.float32 if p.paired and (p.saturate or p.scale != 1) else p.out_dtype
+
+    def scaled(weight: Tensor, scales: Tensor, factor: float) -> Tensor:
+        sums = product(flat, o.rounding.bytes_as_numbers(weight))
+        parts = [
+            (sums[at : at + rows].float() * (of_rows[at : at + rows] * (scales * factor))).to(dtype)
+            for at in range(0, max(sums.shape[0], 1), rows)
+        ]
+        return torch.cat(parts).reshape(p.shape)
+
+    value, *others = (scaled(*one, factor) for one, factor in zip(o.weights, o.factors, strict=True))
     if p.bias is not None:
         value = value + p.bias.to(value.dtype)
-    return combine(p, activate(value, p.activation)).contiguous()
+    value = activate(value, p.activation)
+    for up in others:
+        value = value * up
+    return combine(p, value).contiguous()
 
 
 FLOAT16 = 1  # what the library calls it

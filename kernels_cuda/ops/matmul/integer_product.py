@@ -1,4 +1,4 @@
-"""The kernels of linear_int8 and linear_int4: what keeps them from a call, how the work is cut, and how it is launched.
+"""The kernels of linear_int8, linear_int4 and their pairs: what keeps them from a call, how the work is cut, how it is launched.
 
 The tiles stand in src/linear_integers.cuh; the operands and what else can compute it in integer_operands.py.
 """
@@ -30,7 +30,7 @@ LONGEST = 2**17 - BYTES  # k: of products of -128 with -128 more do not fit 31 b
 
 # Mirrors LinearIntegerParams in src/linear_integers.cuh.
 LinearIntegerParams = parameter_struct(
-    "LinearIntegerParams", (Pointer, f"x_scale weight_scale {POINTERS}"), *FIELDS, (c_int, "weight_scale_step")
+    "LinearIntegerParams", (Pointer, f"x_scale weight_scale up_scale {POINTERS}"), *FIELDS, (c_int, "weight_scale_step")
 )
 
 
@@ -48,42 +48,54 @@ class Tactic:
 class IntegerProduct:
     """An op that multiplies integers, and its kernels."""
 
-    unit: str  # the op's name, and its kernels'
+    unit: str  # the kernels', and the name of the op of one weight
     # How well each uses the tensor cores, once there is enough work: for choosing without measuring. Best known first.
     cuts: dict[Cut, dict[IsaClass, float]]
 
-    def named(self, run: Callable[[IntegerOperands], Tensor]) -> Callable[..., Tensor]:
-        """`run`, as the op calls it."""
-        return by_name(partial(IntegerOperands.of, self.unit), 7, run)
-
-    @property
-    def stock(self) -> Callable[..., Tensor]:
-        return self.named(stock_compute)
-
     def op(self, *others: Candidate) -> Op:
-        """others: candidates beside our kernel and torch's own operations."""
-        tensors = "Tensor x, Tensor? x_scale, Tensor weight, Tensor weight_scale, Tensor? bias, Tensor? residual, Tensor? gate"
+        """`linear` of integers. others: candidates beside our kernel and torch's own operations."""
+        return self._op(self.unit, "Tensor? bias, Tensor? residual, Tensor? gate", *others)
+
+    def pair(self) -> Op:
+        """`linear_pair` of integers."""
+        return self._op(f"{self.unit}_pair", "Tensor up, Tensor up_scale")
+
+    def stock(self, *, paired: bool = False) -> Callable[..., Tensor]:
+        """What stock runs, as the op calls it."""
+        return self._named(stock_compute, paired)
+
+    def _named(self, run: Callable[[IntegerOperands], Tensor], paired: bool) -> Callable[..., Tensor]:
+        name, count = (f"{self.unit}_pair", 6) if paired else (self.unit, 7)
+        return by_name(partial(IntegerOperands.of, name), count, run)
+
+    def _op(self, name: str, more: str, *others: Candidate) -> Op:
+        tensors = f"Tensor x, Tensor? x_scale, Tensor weight, Tensor weight_scale, {more}"
         options = "str activation, float scale, bool saturate, int rotation"
+        paired = name != self.unit
         return Op(
-            name=self.unit,
+            name=name,
             schema=f"({tensors}, {options}, ScalarType? out_dtype, str policy) -> Tensor",
-            reference=self.named(compute),
-            fake=self.named(_empty),
-            candidates=(CudaCandidate("cuda", obstacles, self.plan, self.ways), StockCandidate(self.stock), *others),
+            reference=self._named(compute, paired),
+            fake=self._named(_empty, paired),
+            candidates=(
+                CudaCandidate("cuda", obstacles, self.plan, self.ways),
+                StockCandidate(self.stock(paired=paired)),
+                *others,
+            ),
             shape_class=shape_class,
             validate=validate,
-            kernels={self.unit: tuple(self.kernel_name(cut) for cut in self.cuts)},
+            kernels={self.unit: tuple(f"{name}_{cut.rows}x{cut.columns}" for cut in self.cuts)},
         )
 
     def ways(self, _call: Call) -> list[Tactic]:
         return [Tactic(cut) for cut in self.cuts]
 
-    def best_cut(self, m: int, n: int, multiprocessors: int, isa: IsaClass) -> Cut:
+    def best_cut(self, m: int, n: int, multiprocessors: int, isa: IsaClass, *, paired: bool = False) -> Cut:
         """The least time by rule, as `linear` has it."""
-        return min(self.cuts, key=lambda cut: cut.cost(m, n, False, multiprocessors) / self.cuts[cut][isa])
+        return min(self.cuts, key=lambda cut: cut.cost(m, n, paired, multiprocessors) / self.cuts[cut][isa])
 
-    def kernel_name(self, cut: Cut) -> str:
-        return f"{self.unit}_{cut.rows}x{cut.columns}"
+    def kernel_name(self, cut: Cut, *, paired: bool = False) -> str:
+        return f"{self.unit}{'_pair' if paired else ''}_{cut.rows}x{cut.columns}"
 
     def plan(self, call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
         """Fix sizes, strides, grid and kernel; what remains per call is the outputs and the pointers."""
@@ -92,7 +104,7 @@ class IntegerProduct:
         new_out = output(p.shape, p.out_dtype, card.index)
         if not p.m * p.n:
             return (lambda *_: new_out()) if p.out is None else (lambda *_: None)
-        names = "x x_scale weight weight_scale bias residual gate"
+        names = "x x_scale weight weight_scale " + ("up up_scale" if p.paired else "bias residual gate")
         names = names if p.out is None else f"out {names}"
         if o.x_scale is not None:
             return plan_of(self._prepare(call, o, card, tactic), names, call.tensors, out=new_out)
@@ -109,12 +121,13 @@ class IntegerProduct:
         params = LinearIntegerParams(
             **parameters(o.plain, in_pairs(x), in_pairs(weight)), weight_scale_step=int(o.weight_scale.numel() > 1)
         )
-        chosen = tactic or Tactic(self.best_cut(o.plain.m, o.plain.n, card.multiprocessors, card.isa_class(self.unit)))
-        kernel = card.kernel(self.unit, self.kernel_name(chosen.cut))
+        p, isa = o.plain, card.isa_class(self.unit)
+        chosen = tactic or Tactic(self.best_cut(p.m, p.n, card.multiprocessors, isa, paired=p.paired))
+        kernel = card.kernel(self.unit, self.kernel_name(chosen.cut, paired=p.paired))
         threads, shared_bytes = kernel.cut
         return kernel.prepare(
             params,
-            grid=(chosen.cut.tiles(x.tokens, o.plain.n, False), x.batches, 1),
+            grid=(chosen.cut.tiles(x.tokens, p.n, p.paired), x.batches, 1),
             block=threads,
             shape=call.describe(),
             shared_bytes=shared_bytes,
@@ -125,9 +138,9 @@ def obstacles(call: Call) -> Iterator[str]:
     """What keeps the kernels from serving a call. Later checks rely on earlier ones having passed."""
     o = IntegerOperands.of_call(call)
     p = o.plain
-    yield from wrong_dtype((torch.int8,), weight=p.weight)
+    yield from wrong_dtype((torch.int8,), weight=p.weight, up=p.up)
     yield from wrong_dtype((torch.float16, torch.int8), x=p.x)
-    yield from wrong_dtype((torch.float32,), x_scale=o.x_scale, weight_scale=o.weight_scale)
+    yield from wrong_dtype((torch.float32,), x_scale=o.x_scale, weight_scale=o.weight_scale, up_scale=o.up_scale)
     yield from wrong_dtype(TYPES, bias=p.bias, residual=p.residual, gate=p.gate)
     yield from wrong_output(TYPES, p.out_dtype)
     if not p.m * p.n:
@@ -140,7 +153,7 @@ def obstacles(call: Call) -> Iterator[str]:
         yield f"k is {o.k}, and sums of more than {LONGEST} products do not fit 32 bits"
     if max(p.m, p.n) > MOST:
         yield f"a size of {p.m} x {p.n} x {o.k} exceeds {MOST}"
-    yield from scattered(x_scale=o.x_scale, weight_scale=o.weight_scale)
+    yield from scattered(x_scale=o.x_scale, weight_scale=o.weight_scale, up_scale=o.up_scale)
     if o.x_scale is None:
         yield from row_obstacles(p.x)
         p = o.rounded().plain

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from ...policy import STANDARD, KernelPolicy
-from ..elementwise.activations import silu_mul, silu_mul_
+from ..elementwise.activations import silu_mul
 from ..quant.rows_to_int8 import Int8Rows
 from .linear import Activation, linear, linear_, linear_pair, linear_pair_
-from .linear_int8 import linear_int8, linear_int8_
+from .linear_int8 import linear_int8, linear_int8_, linear_int8_pair, linear_int8_pair_
 
 
 class Int8Matrix(NamedTuple):
@@ -98,23 +98,58 @@ def multiply_(
 
 
 def multiply_pair(
-    x: Tensor | Int8Rows, weight: Matrix, *, saturate: bool = False, policy: KernelPolicy = STANDARD
+    x: Tensor | Int8Rows,
+    weight: Matrix,
+    up: Matrix | None = None,
+    *,
+    activation: Activation = "silu",
+    scale: float = 1.0,
+    saturate: bool = False,
+    policy: KernelPolicy = STANDARD,
 ) -> Tensor:
-    """`linear_pair` of one weight [2 n, k], the gate's rows first: silu(x @ gate^T) * (x @ up^T). Of 8-bit numbers both products
-    are one, which is rounded to fp16, and what follows is a pass of its own."""
-    if isinstance(weight, Int8Matrix):
-        return silu_mul(multiply(x, weight, policy=policy), saturate=saturate, policy=policy)
-    return linear_pair(_halves(x), weight, saturate=saturate, policy=policy)
+    """activation(x @ weight^T) * (x @ up^T) * scale: `linear_pair`, or `linear_int8_pair` for weights of 8-bit numbers. weight may
+    be both, [2 n, k], the gate's rows first."""
+    options: Any = {"activation": activation, "scale": scale, "saturate": saturate, "policy": policy}
+    if (pair := _in_8_bits(weight, up)) is not None:
+        first, second = pair
+        return linear_int8_pair(x, *first[:2], *second[:2], rotation=_left_to_turn(x, first), **options)
+    if isinstance(weight, Int8Matrix) or isinstance(up, Int8Matrix):
+        return silu_mul(*_unlike(x, weight, up, activation, scale, policy), saturate=saturate, policy=policy)
+    return linear_pair(_halves(x), weight, up, **options)
 
 
 def multiply_pair_(
     out: Tensor, x: Tensor | Int8Rows, weight: Matrix, *, saturate: bool = False, policy: KernelPolicy = STANDARD
 ) -> None:
-    """`multiply_pair`, written to `out`, [batch, ..., n] with rows anywhere."""
-    if isinstance(weight, Int8Matrix):
-        silu_mul_(out, multiply(x, weight, policy=policy), saturate=saturate, policy=policy)
+    """`multiply_pair` with SiLU of one weight, [2 n, k], written to `out`, [batch, ..., n] with rows anywhere."""
+    if (pair := _in_8_bits(weight)) is not None:
+        first, second = pair
+        turn = _left_to_turn(x, first)
+        linear_int8_pair_(out, x, *first[:2], *second[:2], rotation=turn, saturate=saturate, policy=policy)
     else:
         linear_pair_(out, _halves(x), weight, saturate=saturate, policy=policy)
+
+
+def _in_8_bits(weight: Matrix, up: Matrix | None = None) -> tuple[Int8Matrix, Int8Matrix] | None:
+    """Both weights of a pair, if one kernel multiplies them as 8-bit numbers: those that one rounding of x serves."""
+    if up is None:
+        half = weight.shape[0] // 2
+        first, second = rows_of(weight, 0, half), rows_of(weight, half, 2 * half)
+    else:
+        first, second = weight, up
+    if not (isinstance(first, Int8Matrix) and isinstance(second, Int8Matrix)):
+        return None
+    alike = first.rotation == second.rotation and first.scales.numel() == second.scales.numel()
+    return (first, second) if alike else None
+
+
+def _unlike(
+    x: Tensor | Int8Rows, weight: Matrix, up: Matrix | None, activation: str, scale: float, policy: KernelPolicy
+) -> list[Tensor]:
+    """Two products of unlike numbers, rounded to fp16."""
+    if activation != "silu" or scale != 1:
+        raise ValueError(f"a pair of unlike numbers has activation silu and no scale, not {activation} and {scale}")
+    return [multiply(x, one, policy=policy) for one in (weight, up) if one is not None]
 
 
 def _left_to_turn(x: Tensor | Int8Rows, weight: Int8Matrix) -> int:

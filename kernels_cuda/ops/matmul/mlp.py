@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from ...policy import STANDARD, KernelPolicy
-from ..elementwise.activations import silu_mul
 from ..views.rows import frames_of, tokens_per_frame
-from .linear import Activation, linear_pair
-from .matrices import Int8Matrix, Matrix, multiply, multiply_, multiply_pair
+from .linear import Activation
+from .matrices import Matrix, multiply, multiply_, multiply_pair
 
 CHUNK_BYTES = 256 * 2**20
 CHUNK_ROWS = 768  # a multiple of every kernel's tile: a chunk leaves none half empty
@@ -45,7 +44,7 @@ def mlp(
     x @ up^T. With `gated`, w_in is both, and the activation is SiLU.
 
     x             [batch, ..., k] fp16
-    w_in, up      [hidden, k] fp16 or of 8-bit numbers; b_in [hidden]. A pair has no b_in, and of 8-bit numbers it is SiLU's
+    w_in, up      [hidden, k] fp16 or of 8-bit numbers; b_in [hidden]. A pair has no b_in; of unlike numbers it is SiLU's
     gated         w_in is [2 * hidden, k], the rows of the gate first, fp16 or of 8-bit numbers
     w_out         [n, hidden] fp16, or of 8-bit numbers, whatever w_in is; b_out [n]
     residual, gate, out_dtype   of the second `linear`
@@ -64,22 +63,13 @@ def mlp(
         raise ValueError("mlp: gated, and up is given: w_in has both, or neither")
     if (up is not None or gated) and b_in is not None:
         raise ValueError(f"mlp: b_in: {list(b_in.shape)}, and a pair has no bias")
-    in_int8 = isinstance(w_in, Int8Matrix) or isinstance(up, Int8Matrix)
-    if up is not None and in_int8 and (activation != "silu" or hidden_scale != 1):
-        raise ValueError(f"mlp: a pair of 8-bit numbers has activation silu and no hidden_scale, not {activation}")
     batches = x.shape[0] if x.ndim > 2 else 1
     shape = (*x.shape[:-1], w_out.shape[0])
 
     def hidden(part: Tensor) -> Tensor:
-        if gated:
-            return multiply_pair(part, w_in, saturate=saturate, policy=policy)
-        if isinstance(up, Tensor) and isinstance(w_in, Tensor):
-            return linear_pair(
-                part, w_in, up, activation=activation, scale=hidden_scale, saturate=saturate, policy=policy
-            )
-        if up is not None:
-            both = (multiply(part, weight, policy=policy) for weight in (w_in, up))
-            return silu_mul(*both, saturate=saturate, policy=policy)
+        if gated or up is not None:
+            kind: Activation = "silu" if gated else activation
+            return multiply_pair(part, w_in, up, activation=kind, scale=hidden_scale, saturate=saturate, policy=policy)
         return multiply(part, w_in, b_in, activation=activation, policy=policy)
 
     ends: Any = {"scale": 1 / hidden_scale, "saturate": saturate, "policy": policy}

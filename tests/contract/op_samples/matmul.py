@@ -19,7 +19,9 @@ from fusestream.kernels_cuda import (
     join_sums,
     linear,
     linear_int4,
+    linear_int4_pair,
     linear_int8,
+    linear_int8_pair,
     linear_pair,
 )
 from fusestream.kernels_cuda.ops.matmul.few_rows import PLAIN, SCALED
@@ -130,6 +132,37 @@ def _scaled_4_bits(x: Int4Rows, weight: Tensor, weight_scale: Tensor, **rest: An
     return _scaled(numbers, quant.numbers_of_4_bits(weight), weight_scale, **rest)
 
 
+def _pair_of_8_bits(draw: Draw) -> Operands:
+    return _pair_of_integers(draw, _of_8_bits(draw))
+
+
+def _pair_of_4_bits(draw: Draw) -> Operands:
+    return _pair_of_integers(draw, _of_4_bits(draw))
+
+
+def _pair_of_integers(draw: Draw, given: Operands) -> Operands:
+    own = {name: given[name] for name in ("x", "weight", "weight_scale", "activation", "scale", "saturate")}
+    up = draw.whole(*given["weight"].shape, low=-128, high=128)
+    scales = draw.uniform(*given["weight_scale"].shape) * 0.01
+    return {**own, "up": up, "up_scale": scales, "out_dtype": draw.of(None, HALF, SINGLE)}
+
+
+def _paired_scaled(
+    x: Int8Rows, weight: Tensor, weight_scale: Tensor, up: Tensor, up_scale: Tensor, out_dtype: Any, **rest: Any
+) -> Tensor:
+    pairs = ((weight, weight_scale), (up, up_scale))
+    wide = (one.double() * scales.double().reshape(-1, 1) for one, scales in pairs)
+    return _paired(x.numbers.double() * x.scales.double()[..., None], *wide, out_dtype=out_dtype or HALF, **rest)
+
+
+def _paired_scaled_4_bits(
+    x: Int4Rows, weight: Tensor, weight_scale: Tensor, up: Tensor, up_scale: Tensor, **rest: Any
+) -> Tensor:
+    numbers = Int8Rows(quant.numbers_of_4_bits(x.numbers), x.scales)
+    first, second = (quant.numbers_of_4_bits(one) for one in (weight, up))
+    return _paired_scaled(numbers, first, weight_scale, second, up_scale, **rest)
+
+
 def _scaled(x: Int8Rows, weight: Tensor, weight_scale: Tensor, **rest: Any) -> Tensor:
     sums = x.numbers.double() @ weight.double().t()
     return _done(sums * x.scales.double()[..., None] * weight_scale.double().reshape(-1), **rest, dtype=HALF)
@@ -219,6 +252,13 @@ def _int8(*shape: int) -> Tensor:
     return ones(*shape, dtype=torch.int8)
 
 
+_PAIR_OF_INTEGERS = {
+    "weight": _int8(8, 16),
+    "weight_scale": torch.ones(8),
+    "up": _int8(8, 16),
+    "up_scale": torch.ones(8),
+}
+
 CONTRACTS = {
     "linear": Contract(
         linear,
@@ -287,6 +327,36 @@ CONTRACTS = {
             ("rotation is 16, and x is rounded already", {"x": Int4Rows(_int8(2, 8), torch.ones(2)), "rotation": 16}),
             ("rotation: rows of 16 do not divide into groups of 64", {"rotation": 64}),
             *_BEHIND,
+        ],
+    ),
+    "linear_int8_pair": Contract(
+        linear_int8_pair,
+        _pair_of_8_bits,
+        _paired_scaled,
+        slack=4e-6,
+        stock=1e-2,
+        base={"x": ones(2, 16), **_PAIR_OF_INTEGERS},
+        wrong=[
+            (r"up: \[6, 16\] is not the weight's shape \[8, 16\]", {"up": _int8(6, 16)}),
+            (r"up_scale: \[3\] is neither one value nor one for each of 8 rows", {"up_scale": torch.ones(3)}),
+            (r"up_scale: \[1\] is not as weight_scale is, \[8\]", {"up_scale": torch.ones(1)}),
+            ("x is int8, and rows of int8 come with their scales", {"x": _int8(2, 16)}),
+            ("activation is 'tanh'", {"activation": "tanh"}),
+            ("scale is 0.0", {"scale": 0.0}),
+        ],
+    ),
+    "linear_int4_pair": Contract(
+        linear_int4_pair,
+        _pair_of_4_bits,
+        _paired_scaled_4_bits,
+        slack=4e-6,
+        stock=1e-2,
+        base={"x": ones(2, 32), **_PAIR_OF_INTEGERS},
+        wrong=[
+            (r"up: \[6, 16\] is not the weight's shape \[8, 16\]", {"up": _int8(6, 16)}),
+            (r"x: \[2, 16\] does not go with the weight \[8, 16\]", {"x": ones(2, 16)}),
+            (r"up_scale: \[1\] is not as weight_scale is, \[8\]", {"up_scale": torch.ones(1)}),
+            ("scale is 0.0", {"scale": 0.0}),
         ],
     ),
     "few_rows": Contract(

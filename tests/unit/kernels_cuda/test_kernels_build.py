@@ -119,7 +119,8 @@ KNOWN_SPILLS = (
     ("", "conv_2x2_16x96_precise", 16),
     ("", "conv_3x3_16x96_precise", 32),
     ("", "few_rows_", 28),  # sixteen rows of x, in half of the registers for two blocks
-    ("sm_75", "linear_int8_192x128", 16),  # where it is never the rule's choice
+    ("sm_75", "linear_int8_192x128", 24),  # where it is never the rule's choice
+    ("sm_75", "linear_int8_pair_192x128", 132),  # likewise
 )
 
 

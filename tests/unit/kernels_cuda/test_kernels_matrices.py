@@ -15,6 +15,7 @@ from fusestream.kernels_cuda import (
     best_rotation,
     linear,
     linear_int8,
+    linear_int8_pair,
     mlp,
     multiplies_in_int8,
     multiply,
@@ -86,20 +87,23 @@ def test_either_matrix_of_a_feed_forward_may_be_of_8_bits(first: bool, second: b
 
 
 def test_a_pair_may_be_of_8_bits_too() -> None:
-    """Either half of it, or both as one weight; in chunks or not, and what follows it. Of no other activation than SiLU."""
+    """Either half of it, or both as one weight; in chunks or not, and what follows it. Unlike numbers have SiLU alone."""
     x, gate, up, last = half(2, 1600, 32), half(48, 32, seed=1), half(48, 32, seed=2), half(16, 48, seed=3)
-    for one, other in ((in_int8(gate), in_int8(up)), (in_int8(gate), up), (gate, in_int8(up))):
-        wanted = multiply(silu_mul(multiply(x, one), multiply(x, other)), in_int8(last))
+    both = in_int8(torch.cat((gate, up)))
+    alike = rows_of(both, 0, 48), rows_of(both, 48, 96)
+    hidden = linear_int8_pair(x, *alike[0][:2], *alike[1][:2], rotation=both.rotation)
+    unlike = [(in_int8(gate), up), (gate, in_int8(up)), (in_int8(gate), in_int8(up)._replace(scales=torch.ones(1)))]
+    for one, other in (alike, *unlike):
+        apart = silu_mul(multiply(x, one), multiply(x, other))
+        wanted = multiply(hidden if one is alike[0] else apart, in_int8(last))
         for chunk_bytes in (1 << 28, 1):
             assert torch.equal(mlp(x, one, in_int8(last), up=other, activation="silu", chunk_bytes=chunk_bytes), wanted)
-    both = in_int8(torch.cat((gate, up)))
-    hidden = silu_mul(multiply(x, both))
     assert torch.equal(multiply_pair(x, both), hidden)
     room = torch.zeros(2, 1600, 60).half()
     multiply_pair_(room[..., 12:], rows_to_int8(x, rotation=both.rotation), both)
     assert torch.equal(room[..., 12:], hidden) and not room[..., :12].any()
     assert torch.equal(mlp(x, both, last, gated=True), multiply(hidden, last))
-    with pytest.raises(ValueError, match="a pair of 8-bit numbers has activation silu"):
+    with pytest.raises(ValueError, match="a pair of unlike numbers has activation silu"):
         mlp(x, in_int8(gate), last, up=up)
 
 
