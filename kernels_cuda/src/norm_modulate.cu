@@ -1,25 +1,19 @@
-// norm_modulate, residual_gate_norm_modulate: the normalisation between two matrix products of a transformer block.
+// norm_modulate: the normalisation between two matrix products of a transformer block.
 //
 //   n   = (x - mean(x)) * rsqrt(var(x) + eps)     LayerNorm; RMSNorm leaves the mean out: x * rsqrt(mean(x^2) + eps)
 //   out = n * (offset + scale) + shift            offset 1: modulation; offset 0: `scale` is the norm's own weight
-// and, with a residual, first
-//   x   = round(x + gate * y)                     also written: it is the residual stream of the next step
 //
-// Layout. x and y: [batch, token, d], rows anywhere, elements of a row adjacent. out, x_new: contiguous. scale, shift
-// and gate are rows of d that a batch, a run of `tokens_per_frame` tokens, or a single token shares (Wan, Wan 2.2 5B):
-// each has a batch stride and a frame stride, either may be 0, so the six chunks of a [b, 6, d] tensor are read in
-// place.
+// Layout. x: [batch, token, d], rows anywhere, elements of a row adjacent. out: contiguous. scale and shift are rows of
+// d that a batch, a run of `tokens_per_frame` tokens, or a single token shares (Wan, Wan 2.2 5B): each has a batch
+// stride and a frame stride, either may be 0, so the six chunks of a [b, 6, d] tensor are read in place.
 //
-// Bytes per element (half): norm_modulate 2 read + 2 written = 4; with the residual 4 + 4 = 8. Modulation shared by a
-// batch is read once per block and comes from L2; modulation per token adds 2 (half) or 4 (float) per operand.
+// Bytes per element (half): 2 read + 2 written. Modulation shared by a batch is read once per block and comes from L2;
+// modulation per token adds 2 (half) or 4 (float) per operand.
 //
 // Access. A block owns a run of rows. Its threads hold one row at a time in registers, V packs of 8 elements each: one
 // read from memory serves the mean, the exact variance (second pass, around the mean) and the output. The next row is
 // already on its way, packed, while this one is reduced. Modulation rows stay packed in registers from row to row and
 // are loaded again only where the frame changes. All arithmetic is float; the output is rounded once.
-//
-// The new x is rounded before it is normalised, as stock does: what is normalised is then exactly the x that the next
-// step reads.
 //
 // `norm_modulate_*_any` serves everything else: any alignment, any d, weight and modulation together, mixed types. A
 // block walks its row three times, element by element; the second and third walk hit the cache.
@@ -30,17 +24,12 @@
 // Mirrored by NormParams in ops/norm_modulate.py. Pointers first.
 struct NormParams {
     const void* x;
-    const void* y;
-    const void* gate;
     const void* scale;
     const void* shift;
     const void* weight;  // `any` only: the register kernels get a lone weight as `scale` with offset 0
     const void* bias;
     void* out;
-    void* x_new;
     i64 x_batch, x_row;  // strides, in elements
-    i64 y_batch, y_row;
-    i64 gate_batch, gate_frame;
     i64 scale_batch, scale_frame;
     i64 shift_batch, shift_frame;
     int batches, tokens, tokens_per_frame, d;
@@ -48,7 +37,7 @@ struct NormParams {
     int is_rms;
     float eps, offset, inverse_d;
     // `any` only: which operands are float rather than half.
-    int y_is_float, modulation_is_float, affine_is_float;
+    int modulation_is_float, affine_is_float;
 };
 
 template <typename T>
@@ -56,8 +45,8 @@ __device__ inline const T* at(const void* base, i64 index) {
     return static_cast<const T*>(base) + index;
 }
 
-// X: type of x; M: type of scale, shift and gate. y and out are half. kWarps: the most a block may have.
-template <typename X, typename M, int V, bool kResidual, int kWarps>
+// X: type of x; M: type of scale and shift. out is half. kWarps: the most a block may have.
+template <typename X, typename M, int V, int kWarps>
 __device__ void norm_rows(const NormParams& p) {
     __shared__ typename BlockSum<kWarps>::Slots slots;
     BlockSum<kWarps> block_sum(slots);
@@ -69,56 +58,29 @@ __device__ void norm_rows(const NormParams& p) {
 
     for (i64 batch = blockIdx.y; batch < p.batches; batch += gridDim.y) {
         const X* x = at<X>(p.x, batch * p.x_batch + first * p.x_row);
-        const __half* y = at<__half>(p.y, batch * p.y_batch + first * p.y_row);
-        const i64 written = (batch * p.tokens + first) * p.d;
-        __half* out = static_cast<__half*>(p.out) + written;
-        X* x_new = static_cast<X*>(p.x_new) + written;
+        __half* out = static_cast<__half*>(p.out) + (batch * p.tokens + first) * p.d;
 
         int frame = first_frame, left_in_frame = first_left;
         bool new_frame = true;
-        Pack<M> scale[V], shift[V], gate[V];
-        for (int v = 0; v < V; v++) zero(scale[v]), zero(shift[v]), zero(gate[v]);
+        Pack<M> scale[V], shift[V];
+        for (int v = 0; v < V; v++) zero(scale[v]), zero(shift[v]);
         Pack<X> next[V];
-        Pack<__half> next_y[V];
         columns.template load<Reading::kStreaming>(next, x);
-        if constexpr (kResidual) columns.template load<Reading::kStreaming>(next_y, y);
 
         for (int row = 0; row < rows; row++) {
             if (new_frame) {  // an absent operand is a row of zeros
-                const i64 g = batch * p.gate_batch + frame * p.gate_frame;
                 const i64 m = batch * p.scale_batch + frame * p.scale_frame;
                 const i64 a = batch * p.shift_batch + frame * p.shift_frame;
-                if (kResidual && p.gate != nullptr)
-                    columns.template load_existing<Reading::kCached>(gate, at<M>(p.gate, g));
                 if (p.scale != nullptr) columns.template load_existing<Reading::kCached>(scale, at<M>(p.scale, m));
                 if (p.shift != nullptr) columns.template load_existing<Reading::kCached>(shift, at<M>(p.shift, a));
             }
 
             float values[V][kPack];
 #pragma unroll
-            for (int v = 0; v < V; v++) {
-                unpack(next[v], values[v]);
-                if constexpr (kResidual) {
-                    float added[kPack], by[kPack];
-                    unpack(next_y[v], added);
-                    unpack(gate[v], by);
-                    Pack<X> rounded;
-#pragma unroll
-                    for (int i = 0; i < kPack; i++) {
-                        values[v][i] = fmaf(p.gate != nullptr ? by[i] : 1.0f, added[i], values[v][i]);
-                    }
-                    pack(values[v], rounded);
-                    unpack(rounded, values[v]);
-                    columns.store(x_new, v, rounded);
-                }
-            }
+            for (int v = 0; v < V; v++) unpack(next[v], values[v]);
             if (row + 1 < rows) {
                 x += p.x_row;
                 columns.template load_existing<Reading::kStreaming>(next, x);
-                if constexpr (kResidual) {
-                    y += p.y_row;
-                    columns.template load_existing<Reading::kStreaming>(next_y, y);
-                }
             }
 
             if (!p.is_rms) {
@@ -157,7 +119,6 @@ __device__ void norm_rows(const NormParams& p) {
                 columns.store(out, v, result);
             }
             out += p.d;
-            x_new += p.d;
             new_frame = --left_in_frame == 0;
             if (new_frame) frame++, left_in_frame = p.tokens_per_frame;
         }
@@ -165,7 +126,7 @@ __device__ void norm_rows(const NormParams& p) {
 }
 
 // Any layout, any d, every operand: one block per row at a time, element by element.
-template <typename X, bool kResidual, int kWarps>
+template <typename X, int kWarps>
 __device__ void norm_any(const NormParams& p) {
     __shared__ typename BlockSum<kWarps>::Slots slots;
     BlockSum<kWarps> block_sum(slots);
@@ -173,35 +134,22 @@ __device__ void norm_any(const NormParams& p) {
     const i64 rows = static_cast<i64>(p.batches) * p.tokens;
     for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
         const i64 batch = row / p.tokens, token = row % p.tokens, frame = token / p.tokens_per_frame;
-        const i64 x_at = batch * p.x_batch + token * p.x_row, y_at = batch * p.y_batch + token * p.y_row;
-        const i64 gate_at = batch * p.gate_batch + frame * p.gate_frame;
         const i64 scale_at = batch * p.scale_batch + frame * p.scale_frame;
         const i64 shift_at = batch * p.shift_batch + frame * p.shift_frame;
-        X* x_new = static_cast<X*>(p.x_new) + row * d;
         __half* out = static_cast<__half*>(p.out) + row * d;
-        const X* source = kResidual ? x_new : at<X>(p.x, x_at);
+        const X* x = at<X>(p.x, batch * p.x_batch + token * p.x_row);
 
         float sum = 0;
-        for (int c = threadIdx.x; c < d; c += blockDim.x) {
-            float value = to_float(at<X>(p.x, x_at)[c]);
-            if constexpr (kResidual) {
-                const float by = p.gate ? load_element(p.gate, gate_at + c, p.modulation_is_float) : 1.0f;
-                X rounded;
-                from_float(fmaf(by, load_element(p.y, y_at + c, p.y_is_float), value), rounded);
-                x_new[c] = rounded;  // each thread reads back only what it wrote itself
-                value = to_float(rounded);
-            }
-            sum += value;
-        }
+        for (int c = threadIdx.x; c < d; c += blockDim.x) sum += to_float(x[c]);
         const float mean = p.is_rms ? 0.0f : divide(block_sum(sum), p.d, p.inverse_d);
         float squares = 0;
         for (int c = threadIdx.x; c < d; c += blockDim.x) {
-            const float centred = to_float(source[c]) - mean;
+            const float centred = to_float(x[c]) - mean;
             squares = fmaf(centred, centred, squares);
         }
         const float factor = rsqrtf(block_sum(squares) * p.inverse_d + p.eps);
         for (int c = threadIdx.x; c < d; c += blockDim.x) {
-            float value = (to_float(source[c]) - mean) * factor;
+            float value = (to_float(x[c]) - mean) * factor;
             if (p.weight) value *= load_element(p.weight, c, p.affine_is_float);
             if (p.bias) value += load_element(p.bias, c, p.affine_is_float);
             if (p.scale) value *= 1.0f + load_element(p.scale, scale_at + c, p.modulation_is_float);
@@ -212,24 +160,21 @@ __device__ void norm_any(const NormParams& p) {
 }
 
 // Names say the type of x, the type of the modulation, and the packs per thread (BLOCKS in ops/norm_modulate.py).
-#define NORM_ROWS(NAME, X, M, V, RESIDUAL, THREADS)                                                    \
+#define NORM_ROWS(NAME, X, M, V, THREADS)                                                              \
     extern "C" __global__ void __launch_bounds__(THREADS) NAME(const __grid_constant__ NormParams p) { \
-        norm_rows<X, M, V, RESIDUAL, THREADS / 32>(p);                                                 \
+        norm_rows<X, M, V, THREADS / 32>(p);                                                           \
     }
-#define NORM_ANY(NAME, X, RESIDUAL)                                                                \
+#define NORM_ANY(NAME, X)                                                                          \
     extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ NormParams p) { \
-        norm_any<X, RESIDUAL, 8>(p);                                                               \
+        norm_any<X, 8>(p);                                                                         \
     }
-#define NORM_TYPES(PREFIX, X, M, RESIDUAL)        \
-    NORM_ROWS(PREFIX##_2, X, M, 2, RESIDUAL, 384) \
-    NORM_ROWS(PREFIX##_3, X, M, 3, RESIDUAL, 256) \
-    NORM_ROWS(PREFIX##_4, X, M, 4, RESIDUAL, 256)
-#define NORM_FAMILY(PREFIX, RESIDUAL)                      \
-    NORM_TYPES(PREFIX##_f16_f16, __half, __half, RESIDUAL) \
-    NORM_TYPES(PREFIX##_f16_f32, __half, float, RESIDUAL)  \
-    NORM_TYPES(PREFIX##_f32_f16, float, __half, RESIDUAL)  \
-    NORM_ANY(PREFIX##_f16_any, __half, RESIDUAL)           \
-    NORM_ANY(PREFIX##_f32_any, float, RESIDUAL)
+#define NORM_TYPES(NAME, X, M)                        \
+    NORM_ROWS(norm_modulate_##NAME##_2, X, M, 2, 384) \
+    NORM_ROWS(norm_modulate_##NAME##_3, X, M, 3, 256) \
+    NORM_ROWS(norm_modulate_##NAME##_4, X, M, 4, 256)
 
-NORM_FAMILY(norm_modulate, false)
-NORM_FAMILY(residual_gate_norm_modulate, true)
+NORM_TYPES(f16_f16, __half, __half)
+NORM_TYPES(f16_f32, __half, float)
+NORM_TYPES(f32_f16, float, __half)
+NORM_ANY(norm_modulate_f16_any, __half)
+NORM_ANY(norm_modulate_f32_any, float)

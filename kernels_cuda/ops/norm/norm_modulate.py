@@ -138,14 +138,14 @@ def fake(x: Tensor, *rest: Any) -> Tensor:
 # --------------------------------------------------------------------------------------------------------- the kernel
 
 
-# Mirrors NormParams in src/norm_modulate.cu, whose y, gate and x_new belong to kernels that nothing launches.
+# Mirrors NormParams in src/norm_modulate.cu.
 NormParams = parameter_struct(
     "NormParams",
-    (Pointer, "x y gate scale shift weight bias out x_new"),
-    (c_int64, "x_batch x_row y_batch y_row gate_batch gate_frame scale_batch scale_frame shift_batch shift_frame"),
+    (Pointer, "x scale shift weight bias out"),
+    (c_int64, "x_batch x_row scale_batch scale_frame shift_batch shift_frame"),
     (c_int, "batches tokens tokens_per_frame d rows_per_block is_rms"),
     (c_float, "eps offset inverse_d"),
-    (c_int, "y_is_float modulation_is_float affine_is_float"),
+    (c_int, "modulation_is_float affine_is_float"),
 )
 
 
