@@ -7,8 +7,8 @@
 // d that a batch, a run of `tokens_per_frame` tokens, or a single token shares (Wan, Wan 2.2 5B): each has a batch
 // stride and a frame stride, either may be 0, so the six chunks of a [b, 6, d] tensor are read in place.
 //
-// Bytes per element (half): 2 read + 2 written. Modulation shared by a batch is read once per block and comes from L2;
-// modulation per token adds 2 (half) or 4 (float) per operand.
+// Bytes per element (half, bf16): 2 read + 2 written. Modulation shared by a batch is read once per block and comes
+// from L2; modulation per token adds 2 or 4 (float) per operand.
 //
 // Access. A block owns a run of rows. Its threads hold one row at a time in registers, V packs of 8 elements each: one
 // read from memory serves the mean, the exact variance (second pass, around the mean) and the output. The next row is
@@ -36,8 +36,9 @@ struct NormParams {
     int rows_per_block;
     int is_rms;
     float eps, offset, inverse_d;
-    // `any` only: which operands are float rather than half.
+    // `any` only: which operands are float rather than of two bytes.
     int modulation_is_float, affine_is_float;
+    int out_is_bf16;  // of rows of bf16 only, whose result may be half, too; that of others is
 };
 
 template <typename T>
@@ -45,7 +46,20 @@ __device__ inline const T* at(const void* base, i64 index) {
     return static_cast<const T*>(base) + index;
 }
 
-// X: type of x; M: type of scale and shift. out is half. kWarps: the most a block may have.
+template <typename X>
+constexpr bool kIsBf16 = false;
+template <>
+constexpr bool kIsBf16<__nv_bfloat16> = true;
+
+template <typename T, int V, bool kQuads>
+__device__ inline void store_rounded(const Columns<V, kQuads>& columns, void* row, int v,
+                                     const float (&values)[kPack]) {
+    Pack<T> rounded;
+    pack(values, rounded);
+    columns.store(static_cast<T*>(row), v, rounded);
+}
+
+// X: type of x; M: type of scale and shift. kWarps: the most a block may have.
 template <typename X, typename M, int V, int kWarps>
 __device__ void norm_rows(const NormParams& p) {
     __shared__ typename BlockSum<kWarps>::Slots slots;
@@ -58,7 +72,7 @@ __device__ void norm_rows(const NormParams& p) {
 
     for (i64 batch = blockIdx.y; batch < p.batches; batch += gridDim.y) {
         const X* x = at<X>(p.x, batch * p.x_batch + first * p.x_row);
-        __half* out = static_cast<__half*>(p.out) + (batch * p.tokens + first) * p.d;
+        unsigned short* out = static_cast<unsigned short*>(p.out) + (batch * p.tokens + first) * p.d;
 
         int frame = first_frame, left_in_frame = first_left;
         bool new_frame = true;
@@ -114,9 +128,11 @@ __device__ void norm_rows(const NormParams& p) {
                 for (int i = 0; i < kPack; i++) {
                     values[v][i] = fmaf(values[v][i] * factor, p.offset + by[i], plus[i]);
                 }
-                Pack<__half> result;
-                pack(values[v], result);
-                columns.store(out, v, result);
+                if (kIsBf16<X> && p.out_is_bf16) {
+                    store_rounded<__nv_bfloat16>(columns, out, v, values[v]);
+                } else {
+                    store_rounded<__half>(columns, out, v, values[v]);
+                }
             }
             out += p.d;
             new_frame = --left_in_frame == 0;
@@ -125,8 +141,9 @@ __device__ void norm_rows(const NormParams& p) {
     }
 }
 
-// Any layout, any d, every operand: one block per row at a time, element by element.
-template <typename X, int kWarps>
+// Any layout, any d, every operand: one block per row at a time, element by element. Two: the type of operands of two
+// bytes.
+template <typename X, typename Two, int kWarps>
 __device__ void norm_any(const NormParams& p) {
     __shared__ typename BlockSum<kWarps>::Slots slots;
     BlockSum<kWarps> block_sum(slots);
@@ -136,7 +153,7 @@ __device__ void norm_any(const NormParams& p) {
         const i64 batch = row / p.tokens, token = row % p.tokens, frame = token / p.tokens_per_frame;
         const i64 scale_at = batch * p.scale_batch + frame * p.scale_frame;
         const i64 shift_at = batch * p.shift_batch + frame * p.shift_frame;
-        __half* out = static_cast<__half*>(p.out) + row * d;
+        unsigned short* out = static_cast<unsigned short*>(p.out) + row * d;
         const X* x = at<X>(p.x, batch * p.x_batch + token * p.x_row);
 
         float sum = 0;
@@ -150,11 +167,15 @@ __device__ void norm_any(const NormParams& p) {
         const float factor = rsqrtf(block_sum(squares) * p.inverse_d + p.eps);
         for (int c = threadIdx.x; c < d; c += blockDim.x) {
             float value = (to_float(x[c]) - mean) * factor;
-            if (p.weight) value *= load_element(p.weight, c, p.affine_is_float);
-            if (p.bias) value += load_element(p.bias, c, p.affine_is_float);
-            if (p.scale) value *= 1.0f + load_element(p.scale, scale_at + c, p.modulation_is_float);
-            if (p.shift) value += load_element(p.shift, shift_at + c, p.modulation_is_float);
-            out[c] = __float2half_rn(value);
+            if (p.weight) value *= load_element<Two>(p.weight, c, p.affine_is_float);
+            if (p.bias) value += load_element<Two>(p.bias, c, p.affine_is_float);
+            if (p.scale) value *= 1.0f + load_element<Two>(p.scale, scale_at + c, p.modulation_is_float);
+            if (p.shift) value += load_element<Two>(p.shift, shift_at + c, p.modulation_is_float);
+            if (kIsBf16<X> && p.out_is_bf16) {
+                from_float(value, reinterpret_cast<__nv_bfloat16*>(out)[c]);
+            } else {
+                from_float(value, reinterpret_cast<__half*>(out)[c]);
+            }
         }
     }
 }
@@ -164,9 +185,9 @@ __device__ void norm_any(const NormParams& p) {
     extern "C" __global__ void __launch_bounds__(THREADS) NAME(const __grid_constant__ NormParams p) { \
         norm_rows<X, M, V, THREADS / 32>(p);                                                           \
     }
-#define NORM_ANY(NAME, X)                                                                          \
+#define NORM_ANY(NAME, X, TWO)                                                                     \
     extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ NormParams p) { \
-        norm_any<X, 8>(p);                                                                         \
+        norm_any<X, TWO, 8>(p);                                                                    \
     }
 #define NORM_TYPES(NAME, X, M)                        \
     NORM_ROWS(norm_modulate_##NAME##_2, X, M, 2, 384) \
@@ -176,5 +197,8 @@ __device__ void norm_any(const NormParams& p) {
 NORM_TYPES(f16_f16, __half, __half)
 NORM_TYPES(f16_f32, __half, float)
 NORM_TYPES(f32_f16, float, __half)
-NORM_ANY(norm_modulate_f16_any, __half)
-NORM_ANY(norm_modulate_f32_any, float)
+NORM_TYPES(bf16_bf16, __nv_bfloat16, __nv_bfloat16)
+NORM_TYPES(bf16_f32, __nv_bfloat16, float)
+NORM_ANY(norm_modulate_f16_any, __half, __half)
+NORM_ANY(norm_modulate_f32_any, float, __half)
+NORM_ANY(norm_modulate_bf16_any, __nv_bfloat16, __nv_bfloat16)

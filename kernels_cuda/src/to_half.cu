@@ -17,8 +17,6 @@
 // question for all eight.
 // `*_any`: any alignment, any number of columns, element by element.
 
-#include <cuda_bf16.h>
-
 #include "packs.cuh"
 
 // Mirrored by ToHalfParams in ops/to_half.py. Pointers first.
@@ -79,10 +77,6 @@ template <>
 struct __align__(8) Pack<E5m2> {
     unsigned words[2];
 };
-template <>
-struct __align__(16) Pack<__nv_bfloat16> {
-    unsigned words[4];
-};
 
 template <typename X>
 __device__ inline void load_streaming(Pack<X>& pack, const X* p) {
@@ -109,17 +103,7 @@ __device__ inline void unpack(const Pack<E4m3>& pack, float (&out)[kPack]) {
 __device__ inline void unpack(const Pack<E5m2>& pack, float (&out)[kPack]) {
     unpack(as_half(pack), out);
 }
-__device__ inline void unpack(const Pack<__nv_bfloat16>& pack, float (&out)[kPack]) {
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        out[2 * i] = __uint_as_float(pack.words[i] << 16);
-        out[2 * i + 1] = __uint_as_float(pack.words[i] & 0xffff0000u);
-    }
-}
 
-__device__ inline float to_float(__nv_bfloat16 v) {
-    return __bfloat162float(v);
-}
 template <typename Fp8>
 __device__ inline float fp8_to_float(Fp8 v) {
     return __half2float(__ushort_as_half(static_cast<unsigned short>(decode(static_cast<unsigned>(v.bits) << 8, v))));

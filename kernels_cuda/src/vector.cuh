@@ -1,12 +1,17 @@
-// Eight elements at a time: how rows of half or float are loaded, held and stored.
+// Eight elements at a time: how rows of half, bf16 or float are loaded, held and stored.
 //
-// A Pack<T> is eight elements as they lie in memory: 16 bytes of half, 32 of float. It is moved either whole, eight
-// adjacent elements (one 16-byte access of half), or as two quads of four that lie apart (one 16-byte access of float
-// each): either way a warp's accesses are adjacent, so every 32-byte sector is touched once.
+// A Pack<T> is eight elements as they lie in memory: 16 bytes of half or bf16, 32 of float. It is moved either whole,
+// eight adjacent elements (one 16-byte access of half), or as two quads of four that lie apart (one 16-byte access of
+// float each): either way a warp's accesses are adjacent, so every 32-byte sector is touched once.
 //
 // Kernels keep what they wait for packed, because a packed half row takes half the registers, and unpack it to float
 // where they compute.
+//
+// bf16 is storage alone: two bytes, the upper half of a float. So every card has it, also those without an instruction
+// for it.
 #pragma once
+
+#include <cuda_bf16.h>
 
 #include "half.cuh"
 
@@ -18,6 +23,11 @@ struct Pack;
 
 template <>
 struct __align__(16) Pack<__half> {
+    unsigned words[4];
+};
+
+template <>
+struct __align__(16) Pack<__nv_bfloat16> {
     unsigned words[4];
 };
 
@@ -83,11 +93,18 @@ __device__ inline void load_pack(Pack<__half>& pack, const __half* p) {
     load_words<kReading>(pack.words, p);
 }
 template <Reading kReading>
+__device__ inline void load_pack(Pack<__nv_bfloat16>& pack, const __nv_bfloat16* p) {
+    load_words<kReading>(pack.words, p);
+}
+template <Reading kReading>
 __device__ inline void load_pack(Pack<float>& pack, const float* p) {
     load_words<kReading>(quad(pack, 0), p);
     load_words<kReading>(quad(pack, 1), p + kQuad);
 }
 __device__ inline void store_pack(__half* p, const Pack<__half>& pack) {
+    store_words(p, pack.words);
+}
+__device__ inline void store_pack(__nv_bfloat16* p, const Pack<__nv_bfloat16>& pack) {
     store_words(p, pack.words);
 }
 __device__ inline void store_pack(float* p, const Pack<float>& pack) {
@@ -109,11 +126,36 @@ __device__ inline unsigned to_halves(float low, float high) {
     return word;
 }
 
+// A float whose upper half is that of v rounded to bf16, to nearest even; what its lower half holds has no meaning. An
+// infinity stays one, and what is too large becomes one. A NaN becomes the one that cvt.rn.bf16x2 writes.
+__device__ inline unsigned to_bf16_above(float v) {
+    const unsigned bits = __float_as_uint(v);
+    return v != v ? 0x7fff0000u : bits + 0x7fffu + (bits >> 16 & 1u);
+}
+
+// The same bits on every card.
+__device__ inline unsigned to_bf16s(float low, float high) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    unsigned word;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+    return word;
+#else
+    return __byte_perm(to_bf16_above(low), to_bf16_above(high), 0x7632);
+#endif
+}
+
 __device__ inline void unpack(const Pack<__half>& pack, float (&out)[kPack]) {
 #pragma unroll
     for (int i = 0; i < kPack / 2; i++) {
         const float2 pair = to_floats(pack.words[i]);
         out[2 * i] = pair.x, out[2 * i + 1] = pair.y;
+    }
+}
+__device__ inline void unpack(const Pack<__nv_bfloat16>& pack, float (&out)[kPack]) {
+#pragma unroll
+    for (int i = 0; i < kPack / 2; i++) {
+        out[2 * i] = __uint_as_float(pack.words[i] << 16);
+        out[2 * i + 1] = __uint_as_float(pack.words[i] & 0xffff0000u);
     }
 }
 __device__ inline void unpack(const Pack<float>& pack, float (&out)[kPack]) {
@@ -124,6 +166,10 @@ __device__ inline void unpack(const Pack<float>& pack, float (&out)[kPack]) {
 __device__ inline void pack(const float (&in)[kPack], Pack<__half>& out) {
 #pragma unroll
     for (int i = 0; i < kPack / 2; i++) out.words[i] = to_halves(in[2 * i], in[2 * i + 1]);
+}
+__device__ inline void pack(const float (&in)[kPack], Pack<__nv_bfloat16>& out) {
+#pragma unroll
+    for (int i = 0; i < kPack / 2; i++) out.words[i] = to_bf16s(in[2 * i], in[2 * i + 1]);
 }
 __device__ inline void pack(const float (&in)[kPack], Pack<float>& out) {
 #pragma unroll
@@ -182,13 +228,11 @@ struct Columns {
     __device__ bool has(int v, int i) const { return (kQuads ? quad_at(v, i / kQuad) : adjacent(v)) < d; }
 };
 
-// One element of a tensor whose type is known only at run time: for the kernels that serve any layout.
-__device__ inline float load_element(const void* base, i64 index, bool is_float) {
-    return is_float ? static_cast<const float*>(base)[index] : __half2float(static_cast<const __half*>(base)[index]);
-}
-
 __device__ inline float to_float(__half v) {
     return __half2float(v);
+}
+__device__ inline float to_float(__nv_bfloat16 v) {
+    return __bfloat162float(v);
 }
 __device__ inline float to_float(float v) {
     return v;
@@ -196,6 +240,16 @@ __device__ inline float to_float(float v) {
 __device__ inline void from_float(float v, __half& out) {
     out = __float2half_rn(v);
 }
+__device__ inline void from_float(float v, __nv_bfloat16& out) {
+    out = __ushort_as_bfloat16(static_cast<unsigned short>(to_bf16s(v, 0.0f)));
+}
 __device__ inline void from_float(float v, float& out) {
     out = v;
+}
+
+// One element of a tensor whose type is known only at run time: for the kernels that serve any layout. Two: the type of
+// two bytes that it may have.
+template <typename Two = __half>
+__device__ inline float load_element(const void* base, i64 index, bool is_float) {
+    return is_float ? static_cast<const float*>(base)[index] : to_float(static_cast<const Two*>(base)[index]);
 }

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from contract.launch_samples import last, room
-from contract.op_contract import SINGLE, Operands
+from contract.op_contract import BF16, HALF, SINGLE, Operands
 from torch import Tensor
 
 from fusestream.kernels_cuda import BlockList, Int8Rows, conv2d, conv3d, fold_upsample
@@ -30,6 +30,10 @@ def far(*shape: int) -> Tensor:
 
 def int8(*shape: int) -> Tensor:
     return room(*shape, dtype=torch.int8)
+
+
+def bf16(*shape: int) -> Tensor:
+    return room(*shape, dtype=BF16)
 
 
 def heads(tokens: int, d: int, number: int = 1) -> Operands:
@@ -261,7 +265,21 @@ EDGES: dict[str, list[Edges]] = {
         Edges({"eps": 1e-6}, {
             **{f"rows of {d}": {"x": room(1, 4, d)} for d in (1, 1536, 4096, 8192, 9216)},
             "frames and rows": {"x": room(1, 4, 64), "scale": room(1, 2, 64), "shift": room(1, 4, 64)},
-        })
+        }),
+        Edges({"x": bf16(1, 40, 1536), "eps": 1e-6}, {
+            "bf16": {},
+            "bf16 to fp16": {"out_dtype": HALF},
+            "bf16 to fp32": {"out_dtype": SINGLE},
+            "bf16 with rows of 9000": {"x": bf16(1, 4, 9000)},
+            **{
+                f"bf16 with {name} of {dtype}": {name: room(*shape, 1536, dtype=dtype)}
+                for name, shape in (("scale", (1, 1)), ("weight", ()))
+                for dtype in (BF16, SINGLE, HALF)
+            },
+            "bf16 with modulation and a weight": {"scale": bf16(1, 1, 1536), "weight": bf16(1536)},
+            "fp32 with a weight of bf16": {"x": room(1, 4, 1536, dtype=SINGLE), "weight": bf16(1536), "out_dtype": HALF},
+            "fp16 to bf16": {"x": room(1, 4, 1536), "out_dtype": BF16},
+        }),
     ],
     "channel_rms_silu": [
         Edges(

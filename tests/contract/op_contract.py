@@ -19,10 +19,12 @@ from fusestream.kernels_cuda import OPS, STANDARD, KernelPolicy
 from fusestream.kernels_cuda.call import Call, Options, Tensors
 from fusestream.kernels_cuda.registry import Op
 
-HALF, SINGLE = torch.float16, torch.float32
+HALF, BF16, SINGLE = torch.float16, torch.bfloat16, torch.float32
 LARGEST = 65504.0
-STEPS = {HALF: 2.0**-11, SINGLE: 2.0**-23}  # half a unit in the last place, relative; of fp32 a whole one
-SMALLEST = {HALF: 2.0**-25, SINGLE: 1e-30, torch.float64: 1e-7}  # of what is the sum of two parts in fp16
+# Half a unit in the last place, relative; of fp32 a whole one.
+STEPS = {HALF: 2.0**-11, BF16: 2.0**-8, SINGLE: 2.0**-23}
+COARSER = STEPS[BF16] / STEPS[HALF]
+SMALLEST = {HALF: 2.0**-25, BF16: 1e-30, SINGLE: 1e-30, torch.float64: 1e-7}  # of what is the sum of two parts in fp16
 Operands = dict[str, Any]
 
 
@@ -85,6 +87,7 @@ class Contract:
     stock       what stock's way may be off, of the largest of all results; None: no promise in numbers
     floor       operands -> what either may be off besides: where large numbers cancel, it is small beside them alone
     seen        results -> what is compared of them
+    bf16        whether its kernels take rows of bf16: then half of its samples are of bf16 where others are of fp16
     special     operands that NaN, infinities and outliers are put into
     as_stock    special values come out where stock's way has them, and not the definition, which takes other steps
     base, wrong a call that makes sense, and changes to it that do not: each with how its error goes on behind the op's name
@@ -97,6 +100,7 @@ class Contract:
     stock: float | None = 4e-3
     floor: Callable[[Operands], float] = lambda _: 0.0
     seen: Callable[..., tuple[Tensor, ...]] = lambda *results: results
+    bf16: bool = False
     special: Sequence[str] = ()
     as_stock: bool = False
     base: Mapping[str, Any] = field(default_factory=dict)
@@ -151,6 +155,12 @@ class Sample:
         written = [t for t in (tensors[i] for i in self.op.writes) if t is not None]
         return self.contract.seen(*written, *several(returned))
 
+    @property
+    def stock(self) -> float | None:
+        """What stock's way may be off, which rounds to bf16 on the way where rows are of it."""
+        coarser = COARSER if any(t is not None and t.dtype is BF16 for t in self.tensors) else 1.0
+        return self.contract.stock and self.contract.stock * (coarser if self.contract.bf16 else 1.0)
+
     def exact(self) -> tuple[Tensor, ...]:
         return several(self.contract.definition(**self.operands))
 
@@ -160,19 +170,32 @@ class Sample:
 
 def samples(name: str, contract: Contract, number: int, **draw: Any) -> list[Sample]:
     """So many of an op, drawn anew at every run; a failure says its seed, for `Draw`."""
-    seeds = [random.randrange(2**31) for _ in range(number)]
-    found = [Sample.of(contract, contract.draw(Draw(seed, **draw)), seed) for seed in seeds]
+    found = [drawn(contract, Draw(seed, **draw), seed) for seed in (random.randrange(2**31) for _ in range(number))]
     assert {sample.op.name for sample in found} == {name}
     return found
+
+
+def drawn(contract: Contract, draw: Draw, seed: int) -> Sample:
+    """With odd seeds in bf16, if the contract is of it, too."""
+    operands = contract.draw(draw)
+    return Sample.of(contract, in_bf16(operands) if contract.bf16 and seed % 2 else operands, seed)
+
+
+def in_bf16(operands: Operands) -> Operands:
+    """The same call with bf16 in fp16's stead, laid out alike. A type that is asked for stays."""
+    return {
+        name: like(value, dtype=BF16).copy_(value) if isinstance(value, Tensor) and value.dtype is HALF else value
+        for name, value in operands.items()
+    }
 
 
 def several(returned: Any) -> tuple[Tensor, ...]:
     return () if returned is None else (returned,) if isinstance(returned, Tensor) else tuple(returned)
 
 
-def like(t: Tensor, device: str | None = None) -> Tensor:
+def like(t: Tensor, device: str | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """Memory that lies as t's does."""
-    return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device or t.device)
+    return torch.empty_strided(t.shape, t.stride(), dtype=dtype or t.dtype, device=device or t.device)
 
 
 def moved(value: Any, device: str) -> Any:

@@ -27,6 +27,7 @@ from fusestream.kernels_cuda.tune.time_budget import Purse
 LAYOUTS = ("first", "last")  # of images: pixels of a channel adjacent, or channels of a pixel
 HALF_STEP = 2.0**-11  # half a unit in the last place of fp16, relative
 SMALLEST = 2.0**-25  # half of fp16's smallest step, absolute
+STEPS = {torch.float16: (HALF_STEP, SMALLEST), torch.bfloat16: (2.0**-8, 1e-38)}  # the same of both types of two bytes
 # What a step of fp32 sums costs, of the sum of magnitudes; one of half sums: eight roundings of parts at most; and arithmetic in
 # fp32 behind sums that are exact.
 SUM_STEP = {"precise": 2e-6, "fast": 4 * HALF_STEP, "int8": 3e-6}
@@ -45,13 +46,16 @@ def laid_out(x: Tensor, layout: str) -> Tensor:
     return x.contiguous() if layout == "first" else x.movedim(1, -1).contiguous().movedim(-1, 1)
 
 
-def assert_rounded_once(got: Tensor, exact: Tensor, slack: float = 4e-6, what: str = "") -> None:
-    """`got` is float64 `exact`, rounded to fp16 once. `slack`: fp32 arithmetic before that, of the row's peak."""
-    assert got.dtype is torch.float16
-    peak = exact.abs().amax(-1, keepdim=True).clamp(max=65504.0) if exact.numel() else exact
-    allowed = HALF_STEP * exact.abs() * 1.001 + SMALLEST + slack * peak
+def assert_rounded_once(
+    got: Tensor, exact: Tensor, slack: float = 4e-6, what: str = "", dtype: torch.dtype = torch.float16
+) -> None:
+    """`got` is float64 `exact`, rounded to fp16 or bf16 once. `slack`: fp32 arithmetic before that, of the row's peak."""
+    assert got.dtype is dtype
+    (step, smallest), largest = STEPS[dtype], torch.finfo(dtype).max
+    peak = exact.abs().amax(-1, keepdim=True).clamp(max=largest) if exact.numel() else exact
+    allowed = step * exact.abs() * 1.001 + smallest + slack * peak
     wrong = (got.double() - exact).abs() - allowed
-    finite = exact.isfinite() & (exact.abs() < 65504)
+    finite = exact.isfinite() & (exact.abs() < largest)
     assert got.double()[finite].isfinite().all(), f"{what}: not finite where the exact value is"
     worst = wrong[finite].max().item() if finite.any() else -1.0
     assert worst <= 0, f"{what}: {worst:.3g} over the allowed error, at {locate(wrong.where(finite, -torch.inf))}"

@@ -13,6 +13,7 @@ EPS = 1e-6
 OFF = KernelPolicy.of("off")
 WIDTHS = (1, 3, 8, 127, 128, 1536, 3072, 5120, 8192, 8200, 20000)
 FORMS = ("none", "batch", "frame", "token", "one")
+of_two_bytes = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
 
 
 def exact(x, scale=None, shift=None, weight=None, bias=None, kind="layer"):
@@ -38,22 +39,32 @@ def inputs(b, s, d, form, dtype=torch.float16, frames=3, x_dtype=torch.float16):
 @pytest.mark.parametrize("kind", ["layer", "rms"])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("d", WIDTHS)
-def test_norm_modulate(isa, d, form, kind):
-    for dtype in (torch.float16, torch.float32):
-        x, scale, shift = inputs(2, 21, d, form, dtype)
+@of_two_bytes
+def test_norm_modulate(isa, d, form, kind, dtype):
+    for of_rows in (dtype, torch.float32):
+        x, scale, shift = inputs(2, 21, d, form, of_rows, x_dtype=dtype)
         got = norm_modulate(x, scale, shift, eps=EPS, kind=kind, policy=on(isa))
         want = exact(x, scale, shift, kind=kind)
-        assert_rounded_once(got, want, what=f"{d} {form} {kind} {dtype}")
-        if dtype is torch.float16:
+        assert_rounded_once(got, want, what=f"{d} {form} {kind} {of_rows}", dtype=dtype)
+        if of_rows is dtype:
             eager = norm_modulate(x, scale, shift, eps=EPS, kind=kind, policy=OFF)
-            assert_no_worse_than(got, eager, want, what=f"{d} {form} {kind}")
+            assert_no_worse_than(got, eager, want, what=f"{d} {form} {kind}", peak=dtype is torch.float16)
+
+
+@pytest.mark.parametrize("d", [64, 100, 1536, 9000])
+def test_bf16_rows_become_fp16(isa, d):
+    """What a product of halves takes: a result of norms fits, whatever the stream has grown to."""
+    x, scale, shift = inputs(2, 21, d, "batch", torch.float32, x_dtype=torch.bfloat16)
+    got = norm_modulate(x * 2.0**40, scale, shift, eps=EPS, out_dtype=torch.float16, policy=on(isa))
+    assert_rounded_once(got, exact(x * 2.0**40, scale, shift), what=f"{d}")
 
 
 @pytest.mark.parametrize("d", [64, 100, 1536, 4096])
 @pytest.mark.parametrize("affine", ["weight", "bias", "both", "both and modulation", "mixed types"])
-def test_weight_and_bias(isa, d, affine):
-    x, scale, shift = inputs(1, 37, d, "batch")
-    weight, bias = torch.randn(d, device="cuda").half(), torch.randn(d, device="cuda").half()
+@of_two_bytes
+def test_weight_and_bias(isa, d, affine, dtype):
+    x, scale, shift = inputs(1, 37, d, "batch", dtype, x_dtype=dtype)
+    weight, bias = (torch.randn(d, device="cuda").to(dtype) for _ in range(2))
     weight, bias = (None if affine == "bias" else weight), (None if affine == "weight" else bias)
     if affine == "mixed types":
         weight, bias = weight.float(), bias.float()
@@ -61,7 +72,7 @@ def test_weight_and_bias(isa, d, affine):
         scale = shift = None
     for kind in ("layer", "rms"):
         got = norm_modulate(x, scale, shift, weight, bias, eps=EPS, kind=kind, policy=on(isa))
-        assert_rounded_once(got, exact(x, scale, shift, weight, bias, kind), what=f"{d} {affine} {kind}")
+        assert_rounded_once(got, exact(x, scale, shift, weight, bias, kind), what=f"{d} {affine} {kind}", dtype=dtype)
 
 
 @pytest.mark.parametrize("d", [40, 99, 4096])
@@ -76,14 +87,15 @@ def test_float_stream(isa, d):
 @pytest.mark.sanitize
 @pytest.mark.parametrize("d", [1, 72, 127, 1536, 5120])
 @pytest.mark.parametrize("layout", ["plain", "shifted", "gaps", "odd gaps", "every other row", "transposed batch"])
-def test_layouts(isa, d, layout):
+@of_two_bytes
+def test_layouts(isa, d, layout, dtype):
     """Wherever rows lie and wherever they begin."""
-    x, scale, shift = inputs(2, 11, d, "batch")
+    x, scale, shift = inputs(2, 11, d, "batch", dtype, x_dtype=dtype)
     x = WAYS[layout](x)
     if layout == "shifted":
         scale, shift = (shifted(t, 3) for t in (scale, shift))
     got = norm_modulate(x, scale, shift, eps=EPS, policy=on(isa))
-    assert_rounded_once(got, exact(x, scale, shift), what=layout)
+    assert_rounded_once(got, exact(x, scale, shift), what=layout, dtype=dtype)
     assert got.is_contiguous()
 
 
@@ -124,17 +136,19 @@ def test_outliers(isa, d, kind):
 
 @pytest.mark.parametrize("value", [0.0, 1.0, 0.1, 60000.0, -65504.0])
 @pytest.mark.parametrize("d", [7, 1536, 5120, 8192])
-def test_constant_rows(isa, d, value):
+@of_two_bytes
+def test_constant_rows(isa, d, value, dtype):
     """A constant row has exactly its own mean: nothing is left to be blown up by a standard deviation of nothing."""
-    x = torch.full((1, 5, d), value, device="cuda").half()
-    shift = torch.randn(1, 1, d, device="cuda").half()
+    x = torch.full((1, 5, d), value, device="cuda").to(dtype)
+    shift = torch.randn(1, 1, d, device="cuda").to(dtype)
     got = norm_modulate(x, shift * 3, shift, eps=EPS, policy=on(isa))
     assert torch.equal(got, shift.expand_as(got))
 
 
 @pytest.mark.parametrize("d", [65, 1536, 8200])
-def test_special_values(isa, d):
-    x, scale, shift = inputs(1, 12, d, "batch")
+@of_two_bytes
+def test_special_values(isa, d, dtype):
+    x, scale, shift = inputs(1, 12, d, "batch", dtype, x_dtype=dtype)
     for i, value in enumerate((torch.nan, torch.inf, -torch.inf)):
         x[0, 2 * i, i] = value
     scale[..., 5], shift[..., 6] = torch.inf, torch.nan

@@ -19,7 +19,7 @@ from ...launcher import MAX_GRID, Card, Launch, Pointer, output, parameter_struc
 from ...plans import plan_of
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
-from ..views.checks import mixed_dtypes, not_contiguous, unseen, wrong_dtype, wrong_output
+from ..views.checks import beside, mixed_dtypes, not_contiguous, unseen, wrong_dtype, wrong_output
 from ..views.half_range import in_type
 from ..views.rows import (
     MOST_ROWS,
@@ -39,7 +39,7 @@ Kind = Literal["layer", "rms"]
 Maybe = Tensor | None
 Dtype = torch.dtype | None
 
-TYPES = {torch.float16: "f16", torch.float32: "f32"}
+TYPES = {torch.float16: "f16", torch.float32: "f32", torch.bfloat16: "bf16"}
 PACK = 8  # kPack: elements a thread moves at once
 BLOCKS = {2: 384, 3: 256, 4: 256}  # packs per thread -> most threads, as the register kernels were compiled
 WIDEST = max(packs * threads * PACK for packs, threads in BLOCKS.items())
@@ -71,12 +71,14 @@ def norm_modulate(
 ) -> Tensor:
     """norm(x) * weight + bias, then * (1 + scale) + shift, each part optional.
 
-    x             [batch, ..., d] fp16 or fp32; rows may be anywhere, their elements adjacent
-    scale, shift  fp16 or fp32: [d], [1 or batch, 1, d], [.., frames, d] or [.., frames, 1, d]. Frames are spread over
-                  the tokens as stock does; one per token is Wan 2.2 5B's way. Chunks of [b, 6, d] are read in place
-    weight, bias  [d], fp16 or fp32
+    x             [batch, ..., d] fp16, bf16 or fp32; rows may be anywhere, their elements adjacent
+    scale, shift  fp16 or fp32, beside bf16 rows bf16 or fp32: [d], [1 or batch, 1, d], [.., frames, d] or
+                  [.., frames, 1, d]. Frames are spread over the tokens as stock does; one per token is Wan 2.2 5B's
+                  way. Chunks of [b, 6, d] are read in place
+    weight, bias  [d], of the same types
     kind          "layer" subtracts the mean, "rms" does not
-    Returns a contiguous tensor of x's shape, of `out_dtype` (x's dtype if None). Statistics are fp32.
+    Returns a contiguous tensor of x's shape, of `out_dtype` (x's dtype if None), which of bf16 rows may be fp16.
+    Statistics are fp32.
     """
     out: Tensor = NORM((x, scale, shift, weight, bias), (eps, kind, out_dtype), policy)
     return out
@@ -145,7 +147,7 @@ NormParams = parameter_struct(
     (c_int64, "x_batch x_row scale_batch scale_frame shift_batch shift_frame"),
     (c_int, "batches tokens tokens_per_frame d rows_per_block is_rms"),
     (c_float, "eps offset inverse_d"),
-    (c_int, "modulation_is_float affine_is_float"),
+    (c_int, "modulation_is_float affine_is_float out_is_bf16"),
 )
 
 
@@ -185,8 +187,9 @@ def validate(call: Call) -> None:
 def obstacles(call: Call) -> Iterator[str]:
     """What keeps the kernels from serving a call. Later checks rely on earlier ones having passed."""
     o = Operands.of(call)
-    yield from wrong_dtype(TYPES, x=o.x, **o.modulation, **o.affine)
-    yield from wrong_output((torch.float16,), call.options[2] or o.x.dtype)
+    yield from wrong_dtype(TYPES, x=o.x)
+    yield from wrong_dtype(beside(o.x), **o.modulation, **o.affine)
+    yield from wrong_output(dict.fromkeys((torch.float16, beside(o.x)[0])), call.options[2] or o.x.dtype)
     yield from mixed_dtypes(o.modulation)
     yield from mixed_dtypes(o.affine)
     yield from unseen(rows(o.x), "x")
@@ -214,13 +217,13 @@ def plan(call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
 
 def _prepare(call: Call, o: Operands, card: Card, tactic: Tactic) -> tuple[Launch, bool]:
     """The launch of a call, and whether weight and bias go where scale and shift do (see `offset` in the .cu)."""
-    eps, kind, _ = call.options
+    eps, kind, out_dtype = call.options
     x = row_view(o.x)
     in_registers = _in_registers(call, o)
     swap = in_registers and bool(o.affine) and not o.modulation
     by, plus = (o.weight, o.bias) if swap else (o.scale, o.shift)
     scale, shift = shared_view(by, x, "scale"), shared_view(plus, x, "shift")
-    modulation = next((t.dtype for t in (by, plus) if t is not None), torch.float16)
+    modulation = next((t.dtype for t in (by, plus) if t is not None), beside(o.x)[0])
     name = f"norm_modulate_{TYPES[o.x.dtype]}"
     if in_registers:
         kernel = card.kernel("norm_modulate", f"{name}_{TYPES[modulation]}_{tactic.packs}")
@@ -246,6 +249,7 @@ def _prepare(call: Call, o: Operands, card: Card, tactic: Tactic) -> tuple[Launc
         offset=0.0 if swap and o.weight is not None else 1.0,
         modulation_is_float=any(t.dtype is torch.float32 for t in o.modulation.values()),
         affine_is_float=any(t.dtype is torch.float32 for t in o.affine.values()),
+        out_is_bf16=(out_dtype or o.x.dtype) is torch.bfloat16,
         **x.places("x"),
         **scale.places("scale"),
         **shift.places("shift"),
@@ -305,8 +309,9 @@ def shape_class(call: Call) -> str:
     return f"{call.options[1]} {row_classes(call.tensors)}"
 
 
+OF_ROWS = ("f16_f16", "f16_f32", "f32_f16", "bf16_bf16", "bf16_f32")  # types of x and of the modulation
 KERNELS = (
-    *(f"norm_modulate_{x}_{packs}" for x in ("f16_f16", "f16_f32", "f32_f16") for packs in BLOCKS),  # x and modulation
+    *(f"norm_modulate_{types}_{packs}" for types in OF_ROWS for packs in BLOCKS),
     *(f"norm_modulate_{x}_any" for x in TYPES.values()),
 )
 

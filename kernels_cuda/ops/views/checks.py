@@ -28,6 +28,11 @@ def wrong_dtype(known: Collection[torch.dtype], **tensors: Tensor | None) -> Ite
             yield f"{name} is {word(t)}, the kernels take {' and '.join(word(dtype) for dtype in known)}"
 
 
+def beside(x: Tensor) -> tuple[torch.dtype, torch.dtype]:
+    """Types that kernels take of what is read beside x: fp32, and one of two bytes, bf16 beside bf16 and else fp16."""
+    return (torch.bfloat16 if x.dtype is torch.bfloat16 else torch.float16), torch.float32
+
+
 def wrong_output(known: Collection[torch.dtype], dtype: torch.dtype) -> Iterator[str]:
     """A result of a type that no kernel writes."""
     if dtype not in known:

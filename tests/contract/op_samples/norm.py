@@ -325,6 +325,7 @@ CONTRACTS = {
         _modulation,
         slack=2e-5,
         stock=8e-3,
+        bf16=True,
         special=("x",),
         base={"x": ones(2, 6, 8), "eps": EPS},
         wrong=[
