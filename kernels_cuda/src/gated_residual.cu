@@ -8,13 +8,13 @@
 // The gate is a row of d that a batch, a run of `tokens_per_frame` tokens, or a single token has for itself, as in
 // norm_modulate.cu.
 //
-// Bytes per element (half): 4 read + 2 written; x in float (T5's stream): 6 read + 4 written. A gate per token adds 2
-// or 4.
+// Bytes per element (half, bf16): 4 read + 2 written; x in float (T5's stream): 6 read + 4 written. A gate per token
+// adds 2 or 4.
 //
 // Access: tiles.cuh, one chunk of one row per block. x and y stream past L1, which keeps the gate for the blocks that
 // follow. Without a gate there are no rows to respect, and contiguous tensors are one long row.
 //
-// `gated_residual_any` serves every other layout and type, an element at a time.
+// `gated_residual_any` and, of bf16, `gated_residual_bf16_any` serve every other layout and type, an element at a time.
 
 #include "tiles.cuh"
 
@@ -47,16 +47,17 @@ __device__ inline float kept(const GatedResidualParams& p, float value) {
     return value > 65504.0f ? 65504.0f : value < -65504.0f ? -65504.0f : value;
 }
 
-template <typename X, typename M>
+// X: type of x; Y: of y; M: of the gate.
+template <typename X, typename Y, typename M>
 __device__ void gated_residual_rows(const GatedResidualParams& p) {
     for_each_row(p.extent, [&](i64 batch, i64 token) {
         const X* x = static_cast<const X*>(p.x) + p.x_place.at(batch, token);
-        const __half* y = static_cast<const __half*>(p.y) + p.y_place.at(batch, token);
+        const Y* y = static_cast<const Y*>(p.y) + p.y_place.at(batch, token);
         const M* gate = static_cast<const M*>(p.gate) + p.gate_at(batch, token);
         X* out = static_cast<X*>(p.out) + p.out_place.at(batch, token);
         const Chunk<sizeof(X) == 4 || sizeof(M) == 4> chunk(p.extent);
         Pack<X> old[kTilePacks];
-        Pack<__half> added[kTilePacks];
+        Pack<Y> added[kTilePacks];
         Pack<M> by[kTilePacks];
         chunk.columns.template load<Reading::kStreaming>(old, x + chunk.start);
         chunk.columns.template load<Reading::kStreaming>(added, y + chunk.start);
@@ -76,8 +77,9 @@ __device__ void gated_residual_rows(const GatedResidualParams& p) {
     });
 }
 
-extern "C" __global__ void __launch_bounds__(kTileThreads, 1)
-    gated_residual_any(const __grid_constant__ GatedResidualParams p) {
+// Two: the type of operands of two bytes.
+template <typename Two>
+__device__ inline void gated_residual_elements(const GatedResidualParams& p) {
     for_each_row(p.extent, [&](i64 batch, i64 token) {
         const i64 x_at = p.x_place.at(batch, token), y_at = p.y_place.at(batch, token);
         const i64 gate_at = p.gate_at(batch, token), out_at = p.out_place.at(batch, token);
@@ -87,27 +89,37 @@ extern "C" __global__ void __launch_bounds__(kTileThreads, 1)
             const i64 column = element_column(i);
             x[i] = y[i] = 0, gate[i] = 1;
             if (column >= p.extent.width) continue;
-            x[i] = load_element(p.x, x_at + column * p.x_place.column, p.x_is_float);
-            y[i] = load_element(p.y, y_at + column * p.y_place.column, p.y_is_float);
+            x[i] = load_element<Two>(p.x, x_at + column * p.x_place.column, p.x_is_float);
+            y[i] = load_element<Two>(p.y, y_at + column * p.y_place.column, p.y_is_float);
             if (p.gate != nullptr)
-                gate[i] = load_element(p.gate, gate_at + column * p.gate_place.column, p.gate_is_float);
+                gate[i] = load_element<Two>(p.gate, gate_at + column * p.gate_place.column, p.gate_is_float);
         }
 #pragma unroll
         for (int i = 0; i < kTileElements; i++) {
             const i64 column = element_column(i);
             if (column >= p.extent.width) continue;
-            store_element(p.out, out_at + column * p.out_place.column, p.x_is_float,
-                          kept(p, fmaf(gate[i], y[i], x[i])));
+            store_element<Two>(p.out, out_at + column * p.out_place.column, p.x_is_float,
+                               kept(p, fmaf(gate[i], y[i], x[i])));
         }
     });
 }
 
-#define GATED_RESIDUAL(NAME, X, M)                                                                                   \
-    extern "C" __global__ void __launch_bounds__(kTileThreads) NAME(const __grid_constant__ GatedResidualParams p) { \
-        gated_residual_rows<X, M>(p);                                                                                \
+#define GATED_RESIDUAL(NAME, X, Y, M)                                          \
+    extern "C" __global__ void __launch_bounds__(kTileThreads)                 \
+        gated_residual_##NAME(const __grid_constant__ GatedResidualParams p) { \
+        gated_residual_rows<X, Y, M>(p);                                       \
+    }
+#define GATED_RESIDUAL_ANY(NAME, TWO)                                          \
+    extern "C" __global__ void __launch_bounds__(kTileThreads, 1)              \
+        gated_residual_##NAME(const __grid_constant__ GatedResidualParams p) { \
+        gated_residual_elements<TWO>(p);                                       \
     }
 // Names say the type of x and of the gate.
-GATED_RESIDUAL(gated_residual_f16_f16, __half, __half)
-GATED_RESIDUAL(gated_residual_f16_f32, __half, float)
-GATED_RESIDUAL(gated_residual_f32_f16, float, __half)
-GATED_RESIDUAL(gated_residual_f32_f32, float, float)
+GATED_RESIDUAL(f16_f16, __half, __half, __half)
+GATED_RESIDUAL(f16_f32, __half, __half, float)
+GATED_RESIDUAL(f32_f16, float, __half, __half)
+GATED_RESIDUAL(f32_f32, float, __half, float)
+GATED_RESIDUAL(bf16_bf16, __nv_bfloat16, __nv_bfloat16, __nv_bfloat16)
+GATED_RESIDUAL(bf16_f32, __nv_bfloat16, __nv_bfloat16, float)
+GATED_RESIDUAL_ANY(any, __half)
+GATED_RESIDUAL_ANY(bf16_any, __nv_bfloat16)

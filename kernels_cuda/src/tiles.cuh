@@ -66,10 +66,12 @@ __device__ inline i64 element_column(int i) {
     return (static_cast<i64>(blockIdx.x) * kTileElements + i) * blockDim.x + threadIdx.x;
 }
 
+// Two: as of load_element.
+template <typename Two = __half>
 __device__ inline void store_element(void* base, i64 index, bool is_float, float value) {
     if (is_float) {
         static_cast<float*>(base)[index] = value;
     } else {
-        static_cast<__half*>(base)[index] = __float2half_rn(value);
+        from_float(value, static_cast<Two*>(base)[index]);
     }
 }

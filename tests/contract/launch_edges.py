@@ -240,6 +240,23 @@ EDGES: dict[str, list[Edges]] = {
             },
         ),
     ],
+    **{
+        f"gated_residual{ending}": [
+            Edges(
+                {"x": bf16(1, 4, 64), "y": bf16(1, 4, 64)},
+                {
+                    "bf16": {},
+                    "bf16 that saturates": {"saturate": True},
+                    "bf16 and y of fp32": {"y": room(1, 4, 64, dtype=SINGLE)},
+                    "bf16 and y of fp16": {"y": room(1, 4, 64)},
+                    **{f"bf16 with a gate of {dtype}": {"gate": room(64, dtype=dtype)} for dtype in (BF16, SINGLE, HALF)},
+                    "bf16 with rows of 63": {"x": bf16(1, 4, 63), "y": bf16(1, 4, 63), "gate": bf16(63)},
+                    "fp16 and y of bf16": {"x": room(1, 4, 64)},
+                },
+            )
+        ]
+        for ending in ("", "_")
+    },
     "silu": [Edges({}, {"seven dimensions": {"x": room(3, 3, 3, 3, 3, 3, 3).permute(6, 0, 5, 1, 4, 2, 3)}})],
     "silu_mul": [
         Edges(

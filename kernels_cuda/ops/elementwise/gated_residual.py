@@ -18,7 +18,7 @@ from ...launcher import Card, Launch, Pointer, output, parameter_struct
 from ...plans import floats, plan_of
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate, nothing, overwriting
-from ..views.checks import check_shape, check_written, unseen, wrong_dtype
+from ..views.checks import beside, check_shape, check_written, unseen, wrong_dtype
 from ..views.half_range import LARGEST, kept
 from ..views.rows import (
     MOST_ROWS,
@@ -33,7 +33,7 @@ from ..views.rows import (
 )
 from ..views.tiles import Tiles, known, packed, place_fields, tiles
 
-TYPES = {torch.float16: "f16", torch.float32: "f32"}
+TYPES = {torch.float16: "f16", torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
 def gated_residual(
@@ -41,9 +41,9 @@ def gated_residual(
 ) -> Tensor:
     """x + gate * y.
 
-    x, y   [batch, ..., d] of one shape, fp16 or fp32; rows may be anywhere
-    gate   fp16 or fp32: [d], [1 or batch, 1, d], [.., frames, d] or [.., frames, 1, d], spread over the tokens as stock
-           does; one per token is Wan 2.2 5B's way. None: 1
+    x, y   [batch, ..., d] of one shape, x fp16, bf16 or fp32; rows may be anywhere
+    gate   [d], [1 or batch, 1, d], [.., frames, d] or [.., frames, 1, d], spread over the tokens as stock does; one
+           per token is Wan 2.2 5B's way. None: 1. y and gate are fp16 or fp32, beside bf16 rows bf16 or fp32
     saturate  what overflows an fp16 stream becomes +-65504 instead of infinity; NaN stays
     Returns a contiguous tensor of x's shape and dtype. Arithmetic is fp32, rounded once.
     """
@@ -127,7 +127,8 @@ def validate(call: Call) -> None:
 def obstacles(call: Call) -> Iterator[str]:
     """What keeps the kernels from serving a call. Later checks rely on earlier ones having passed."""
     x, y, gate = call.operands
-    yield from wrong_dtype(TYPES, x=x, y=y, gate=gate)
+    yield from wrong_dtype(TYPES, x=x)
+    yield from wrong_dtype(beside(x), y=y, gate=gate)
     yield from unseen(_tiles(call))
 
 
@@ -178,16 +179,15 @@ def _prepare(call: Call, card: Card) -> Launch:
     )
     view.fill(params, "x", "y", "gate", "out")
     columns = [column for _, _, column in view.places]
-    wide = (
-        call.aligned
-        and view.wide((0, 1))
-        and y.dtype is torch.float16
-        and columns == [1, 1, 0 if gate is None else 1, 1]
-    )
-    modulation = TYPES[torch.float16 if gate is None else gate.dtype]
-    name = f"gated_residual_{TYPES[x.dtype]}_{modulation}" if wide else "gated_residual_any"
+    short, _ = beside(x)
+    wide = call.aligned and view.wide((0, 1)) and y.dtype is short and columns == [1, 1, 0 if gate is None else 1, 1]
+    if wide:
+        types = f"{TYPES[x.dtype]}_{TYPES[short if gate is None else gate.dtype]}"
+    else:
+        types = "bf16_any" if short is torch.bfloat16 else "any"
     grid, threads = view.grid(wide)
-    return card.kernel("gated_residual", name).prepare(params, grid=grid, block=threads, shape=call.describe())
+    kernel = card.kernel("gated_residual", f"gated_residual_{types}")
+    return kernel.prepare(params, grid=grid, block=threads, shape=call.describe())
 
 
 def shape_class(call: Call) -> str:
@@ -195,7 +195,7 @@ def shape_class(call: Call) -> str:
     return row_classes(call.tensors, layout=True)
 
 
-_KERNELS = ("gated_residual_any", *(f"gated_residual_{x}_{m}" for x in TYPES.values() for m in TYPES.values()))
+_TYPES = ("any", "f16_f16", "f16_f32", "f32_f16", "f32_f32", "bf16_any", "bf16_bf16", "bf16_f32")  # of x and the gate
 
 GATED = Op(
     name="gated_residual",
@@ -205,7 +205,7 @@ GATED = Op(
     candidates=(CudaCandidate("cuda", obstacles, plan), StockCandidate(stock)),
     shape_class=shape_class,
     validate=validate,
-    kernels={"gated_residual": _KERNELS},
+    kernels={"gated_residual": tuple(f"gated_residual_{types}" for types in _TYPES)},
 )
 
 GATED_ = replace(

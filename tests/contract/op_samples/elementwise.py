@@ -143,6 +143,7 @@ _WRONG_GATES: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 _GATED = {
     "definition": _added,
+    "bf16": True,
     "special": ("x", "y", "gate"),
     "base": {"x": ones(2, 6, 8), "y": ones(2, 6, 8), "gate": ones(8)},
 }
