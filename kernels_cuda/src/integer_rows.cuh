@@ -9,11 +9,12 @@
 // alike in size: the few columns far outside the others, as there are behind a GELU, would else decide the scale, and
 // all others be rounded to nearly nothing.
 //
-// Layout. x [batch, row, k] halves, rows anywhere at multiples of 16 bytes; k is a multiple of 8 and of the rotation's
-// group, and at most 32768. numbers [rows, k] bytes, or [rows, k / 2] with two numbers in each, the first in the lower
-// four bits; scales [rows] floats; both contiguous.
+// Layout. x [batch, row, k] halves or bf16, rows anywhere at multiples of 16 bytes; k is a multiple of 8 and of the
+// rotation's group, and at most 32768. numbers [rows, k] bytes, or [rows, k / 2] with two numbers in each, the first in
+// the lower four bits; scales [rows] floats; both contiguous.
 //
-// A row that holds an Inf or a NaN has the scale NaN, and zeros. A row of zeros has the scale 1.
+// A row that holds an Inf or a NaN has the scale NaN, and zeros. A row of zeros has the scale 1. A row so small that
+// 127 over its largest is no float, which bf16 has and half has not, has the scale of a larger one.
 //
 // Access. A block has a row, a thread up to four packs of eight of it, which it loads before it turns them; they stay
 // in registers as floats until the row's scale is known. 2 bytes of each element are read and 1 or a half is written,
@@ -25,7 +26,7 @@
 
 // Mirrored by IntegerRowsParams in ops/quant/integer_rows.py.
 struct IntegerRowsParams {
-    const __half* x;
+    const void* x;
     signed char* numbers;
     float* scales;
     i64 x_batch, x_row;
@@ -48,14 +49,17 @@ __device__ inline unsigned block_max(unsigned most) {
     return most;
 }
 
-// kBits: of a number. The largest leaves out -128 or -8, so that a row's numbers lie alike on both sides of zero.
-template <int kBits, int V, int kThreads>
+constexpr float kSmallest = 3.76158192263132e-37f;  // 2^-121
+
+// X: type of x. kBits: of a number. The largest leaves out -128 or -8, so that a row's numbers lie alike on both sides
+// of zero.
+template <typename X, int kBits, int V, int kThreads>
 __device__ inline void integer_rows(const IntegerRowsParams& p) {
     constexpr float kLargest = (1 << (kBits - 1)) - 1;
     constexpr unsigned kMask = (1u << kBits) - 1;
     const Rotation rotation{p.group};
-    const __half* row = p.x + blockIdx.y * p.x_batch + blockIdx.x * p.x_row;
-    Pack<__half> packs[V];
+    const X* row = static_cast<const X*>(p.x) + blockIdx.y * p.x_batch + blockIdx.x * p.x_row;
+    Pack<X> packs[V];
 #pragma unroll
     for (int v = 0; v < V; v++) {
         const int column = (v * int(blockDim.x) + rotation.place(int(threadIdx.x))) * kPack;
@@ -74,7 +78,7 @@ __device__ inline void integer_rows(const IntegerRowsParams& p) {
     most = block_max<kThreads / 32>(most);
     // What is over the root of the rotation's group goes into the scale.
     const bool finite = most < 0x7f800000u;
-    const float top = most == 0 ? kLargest / rotation.root() : __uint_as_float(most);
+    const float top = most == 0 ? kLargest / rotation.root() : fmaxf(__uint_as_float(most), kSmallest);
     const float inverse = finite ? kLargest / top : 0.0f;
     const i64 number = i64(blockIdx.y) * gridDim.x + blockIdx.x;
     if (threadIdx.x == 0) {
@@ -95,8 +99,10 @@ __device__ inline void integer_rows(const IntegerRowsParams& p) {
 }
 
 // V: packs of a thread.
-#define INTEGER_ROWS(BITS, V, THREADS)                                         \
-    extern "C" __global__ void __launch_bounds__(THREADS)                      \
-        rows_to_int##BITS##_##V(const __grid_constant__ IntegerRowsParams p) { \
-        integer_rows<BITS, V, THREADS>(p);                                     \
+#define INTEGER_ROWS_KERNEL(NAME, X, BITS, V, THREADS)                                                        \
+    extern "C" __global__ void __launch_bounds__(THREADS) NAME(const __grid_constant__ IntegerRowsParams p) { \
+        integer_rows<X, BITS, V, THREADS>(p);                                                                 \
     }
+#define INTEGER_ROWS(BITS, V, THREADS)                                     \
+    INTEGER_ROWS_KERNEL(rows_to_int##BITS##_##V, __half, BITS, V, THREADS) \
+    INTEGER_ROWS_KERNEL(rows_to_int##BITS##_bf16_##V, __nv_bfloat16, BITS, V, THREADS)

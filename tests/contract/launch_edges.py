@@ -325,6 +325,7 @@ EDGES: dict[str, list[Edges]] = {
             {},
             {
                 **{f"rows of {k}": {"x": room(4, k)} for k in (36, 2048, 2056, 8200, 13824, 32768, 32776)},
+                **{f"bf16 with rows of {k}": {"x": bf16(4, k)} for k in (36, 2048, 2056, 13824)},
                 "batches that exceed a grid": {"x": far(70000, 3, 8)[:, :2]},
             },
         )

@@ -80,12 +80,16 @@ def exactly(tensors, options):
 # ------------------------------------------------------------------------------------------------------------ rounding
 
 
+of_two_bytes = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
+
+
 @pytest.mark.parametrize("k", [8, 64, 256, 1536, 2048, 2304, 5120, 8192, 8448, 13824, 32768])
-def test_rows_bit_for_bit(isa, k):
+@of_two_bytes
+def test_rows_bit_for_bit(isa, k, dtype):
     for group in (0, *GROUPS):
         if group and k % group:
             continue
-        x = half(2, 37, k)
+        x = half(2, 37, k).to(dtype)
         x[0, 3] *= 300
         x[1, 5] *= 1e-5
         for t in (x, apart(x), x[:, ::2]):
@@ -96,18 +100,20 @@ def test_rows_bit_for_bit(isa, k):
 
 @pytest.mark.sanitize
 @pytest.mark.parametrize("k", [8, 72, 256, 2304, 8448])
-def test_ends_of_rows(isa, k):
+@of_two_bytes
+def test_ends_of_rows(isa, k, dtype):
     for group in (0, 4, 256):
         if group and k % group:
             continue
-        x = apart(half(3, k))
+        x = apart(half(3, k).to(dtype))
         found = rows_to_int8(x, rotation=group, policy=on(isa))
         numbers, scales = INT8_ROWS.reference(x.cpu(), group)
         assert torch.equal(found.numbers.cpu(), numbers) and torch.equal(found.scales.cpu(), scales)
 
 
-def test_rows_without_numbers(isa):
-    x = half(8, 5120)
+@of_two_bytes
+def test_rows_without_numbers(isa, dtype):
+    x = half(8, 5120).to(dtype)
     x[0] = 0
     x[1, 4000], x[2, 17], x[3, 5119] = torch.nan, torch.inf, -torch.inf
     for group in (0, 256):
@@ -115,6 +121,16 @@ def test_rows_without_numbers(isa):
         numbers, scales = INT8_ROWS.reference(x.cpu(), group)
         assert torch.equal(found.numbers.cpu(), numbers) and found.scales[0] == 1 and found.scales[1:4].isnan().all()
         assert torch.equal(found.scales[4:].cpu(), scales[4:]) and not found.numbers[:4].any()
+
+
+def test_what_bf16_has_beyond_fp16(isa):
+    """Rows as a stream of a model without fp16 has them, and rows so small that 127 over the largest is no float."""
+    x = half(6, 1536).bfloat16()
+    x[0], x[1], x[2], x[3], x[4, 7] = x[0] * 2.0**100, x[1] * 2.0**-100, x[2] * 2.0**-126, x[3] * 2.0**-131, 1e30
+    for group in (0, 256):
+        found = rows_to_int8(x, rotation=group, policy=on(isa))
+        numbers, scales = rounding.reference(x.cpu(), group)
+        assert torch.equal(found.numbers.cpu(), numbers) and torch.equal(found.scales.cpu(), scales), group
 
 
 # ------------------------------------------------------------------------------------------------------------- product

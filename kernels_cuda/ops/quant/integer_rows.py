@@ -1,4 +1,4 @@
-"""Rows of halves as rows of integers with a scale for each: what rows_to_int8 and rows_to_int4 share.
+"""Rows of halves or bf16 as rows of integers with a scale for each: what rows_to_int8 and rows_to_int4 share.
 
 The maths, the layout and the access pattern stand at the head of src/integer_rows.cuh.
 """
@@ -22,6 +22,8 @@ from ..views.rows import folded, row_class, row_view, rows
 from .rotation import check_rotation, matrix, root, turned
 
 PACK = 8  # kPack
+SMALLEST = 2.0**-121  # kSmallest: the largest of the numbers over it is still a float
+TYPES = {torch.float16: "", torch.bfloat16: "bf16_"}  # and what they put into a kernel's name
 # Packs of a thread, and threads of a block at most: which rows a kernel holds.
 BLOCKS = {1: 256, 2: 512, 4: 1024}
 WIDEST = max(packs * threads for packs, threads in BLOCKS.items()) * PACK
@@ -78,7 +80,7 @@ class IntegerRows:
             candidates=(CudaCandidate("cuda", self.obstacles, self.plan), StockCandidate(self.stock)),
             shape_class=shape_class,
             validate=self.validate,
-            kernels={self.unit: tuple(f"{self.unit}_{packs}" for packs in BLOCKS)},
+            kernels={self.unit: tuple(f"{self.unit}_{name}{packs}" for name in TYPES.values() for packs in BLOCKS)},
         )
 
     def stored(self, numbers: Tensor) -> Tensor:
@@ -97,7 +99,7 @@ class IntegerRows:
         wide = turned(x.to(torch.promote_types(x.dtype, torch.float32)), rotation)
         most = wide.abs().amax(-1, keepdim=True)
         finite = most.isfinite()
-        top = torch.where(most == 0, self.largest / root(rotation), most)
+        top = torch.where(most == 0, self.largest / root(rotation), most.clamp(min=SMALLEST))
         # A tensor, because torch divides by a number by multiplying with a rounded reciprocal.
         largest = torch.full_like(top, self.largest)
         inverse = torch.where(finite, largest / top, torch.zeros_like(top))
@@ -134,7 +136,7 @@ class IntegerRows:
 
     def obstacles(self, call: Call) -> Iterator[str]:
         x = call.first
-        yield from wrong_dtype((torch.float16,), x=x)
+        yield from wrong_dtype(TYPES, x=x)
         yield from row_obstacles(x)
 
     def prepare(self, card: Card, x: Tensor, rotation: int, describe: str) -> Plan:
@@ -144,7 +146,7 @@ class IntegerRows:
         if x.numel():
             block = Block.of(view.d)
             params = IntegerRowsParams(k=view.d, group=rotation, **view.places("x"))
-            kernel = card.kernel(self.unit, f"{self.unit}_{block.packs}")
+            kernel = card.kernel(self.unit, f"{self.unit}_{TYPES[x.dtype]}{block.packs}")
             grid = (view.tokens, view.batches, 1)
             launches = [kernel.prepare(params, grid=grid, block=block.threads, shape=describe)]
         new_numbers = output(self.stored_shape(x), torch.int8, card.index)
@@ -156,7 +158,7 @@ class IntegerRows:
 
 
 def row_obstacles(x: Tensor) -> Iterator[str]:
-    """What keeps the kernels from fp16 rows."""
+    """What keeps the kernels from rows of a type that they take."""
     k = x.shape[-1]
     if k % PACK:
         yield f"k is {k}, the kernel takes multiples of {PACK}"

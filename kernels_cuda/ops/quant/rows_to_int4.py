@@ -25,11 +25,12 @@ class Int4Rows(NamedTuple):
 def rows_to_int4(x: Tensor, *, rotation: int = 0, policy: KernelPolicy = STANDARD) -> Int4Rows:
     """x' = x, or x times a Hadamard matrix for each `rotation` neighbours; then round(x' / scale), scale = max |x'| / 7.
 
-    x         [..., k] fp16; rows may be anywhere, their elements adjacent
+    x         [..., k] fp16 or bf16; rows may be anywhere, their elements adjacent
     rotation  0, 4, 16, 64 or 256, which divides k: a weight's rows and those of what it multiplies must be turned alike
 
     Of two neighbours the first has the lower bits of their byte, as in files of `convrot_w4a4`; -8 is never made.
-    A row with an Inf or NaN in it has the scale NaN, and zeros. A row of zeros has the scale 1.
+    A row with an Inf or NaN in it has the scale NaN, and zeros. A row of zeros has the scale 1. The scale of others is
+    that of max |x'| = 2^-121 at least.
     """
     numbers, scales = ROWS_TO_INT4((x,), (rotation,), policy)
     return Int4Rows(numbers, scales)

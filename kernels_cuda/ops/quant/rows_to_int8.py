@@ -26,10 +26,11 @@ class Int8Rows(NamedTuple):
 def rows_to_int8(x: Tensor, *, rotation: int = 0, policy: KernelPolicy = STANDARD) -> Int8Rows:
     """x' = x, or x times a Hadamard matrix for each `rotation` neighbours; then round(x' / scale), scale = max |x'| / 127.
 
-    x         [..., k] fp16; rows may be anywhere, their elements adjacent
+    x         [..., k] fp16 or bf16; rows may be anywhere, their elements adjacent
     rotation  0, 4, 16, 64 or 256, which divides k: a weight's rows and those of what it multiplies must be turned alike
 
-    A row with an Inf or NaN in it has the scale NaN, and zeros. A row of zeros has the scale 1.
+    A row with an Inf or NaN in it has the scale NaN, and zeros. A row of zeros has the scale 1. The scale of others is
+    that of max |x'| = 2^-121 at least.
     """
     numbers, scales = ROWS_TO_INT8((x,), (rotation,), policy)
     return Int8Rows(numbers, scales)

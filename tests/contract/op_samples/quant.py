@@ -75,7 +75,7 @@ def _unrounded(x: Tensor, scale: Tensor, rotation: int) -> Tensor:
 
 
 def _to_round(draw: Draw) -> Operands:
-    """Few whole numbers of each group, 127 the largest: fp16 holds them turned too, and none is halfway between two others."""
+    """Few whole numbers of each group, 127 the largest: fp16 and bf16 hold them turned too, none is halfway between two others."""
     group = draw.of(0, *GROUPS)
     leading = [draw.size(1, 5) for _ in range(draw.of(1, 2))]
     each = group or draw.of(1, 8, 40)
@@ -174,6 +174,7 @@ CONTRACTS: dict[str, Contract] = {
         _to_numbers,
         slack=1e-6,
         stock=None,
+        bf16=True,
         base={"x": ones(3, 64)},
         wrong=[
             ("x: .* has no rows with elements", {"x": ones(3, 0)}),

@@ -55,6 +55,16 @@ def test_rows_without_numbers(group, policy):
     assert scales[4].isfinite() and numbers[4].any()
 
 
+@pytest.mark.parametrize("policy", [KernelPolicy(), OFF], ids=["reference", "stock"])
+def test_rows_of_the_smallest_bf16_stay_near(policy):
+    """Where 127 over the largest of a row is no float, nothing becomes infinite on the way."""
+    x = torch.randn(4, 64).bfloat16() * torch.tensor([2.0**100, 2.0**-100, 2.0**-126, 2.0**-131])[:, None].bfloat16()
+    numbers, scales = rows_to_int8(x, policy=policy)
+    assert (numbers[:2].abs().amax(-1) == 127).all() and numbers[2].any() and (scales[2:] < 3e-39).all()
+    off = (numbers.double() * scales.double()[:, None] - x.double()).abs()
+    assert (off <= 0.501 * scales[:, None].double() + 2e-45).all()
+
+
 def halves(*shape):
     return torch.zeros(*shape, dtype=torch.float16)
 
