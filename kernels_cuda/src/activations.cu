@@ -15,14 +15,15 @@
 // Layout. [batch, row, column], rows anywhere: gate and up are two tensors, two halves of one projection (views), or
 // alternate within a row (interleaved: g0 u0 g1 u1 ..). out is contiguous.
 //
-// Bytes per element of out (half): silu and gelu 2 read + 2 written; *_mul 4 + 2.
+// Bytes per element of out (half, bf16): silu and gelu 2 read + 2 written; *_mul 4 + 2.
 //
 // Access: tiles.cuh. Eight elements per 16-byte load; interleaved gates take two loads for eight results. All
 // arithmetic is float, rounded once. Exponential and reciprocal are single instructions: their error, 10^-6 at worst
 // where a result matters, is far below half's 5 * 10^-4, and an H200 has only 27 instructions per element before they
 // cost bandwidth.
 //
-// `activation_any` serves every other layout and type, an element at a time.
+// `activation_any` and, of bf16, `activation_bf16_any` serve every other layout and type, an element at a time; the
+// latter also what no model without fp16 has between its products.
 
 #include "gelu.cuh"
 #include "tiles.cuh"
@@ -62,20 +63,20 @@ __device__ inline float finish(const ActivationParams& p, float activated, float
     return value;
 }
 
-// kInputs: 1 gate only, 2 gate and up, 3 gate and up alternating.
-template <Kind kKind, int kInputs>
+// kInputs: 1 gate only, 2 gate and up, 3 gate and up alternating. X: the type of all, of two bytes.
+template <Kind kKind, int kInputs, typename X>
 __device__ void activate_rows(const ActivationParams& p) {
     for_each_row(p.extent, [&](i64 batch, i64 row) {
-        const __half* gate = static_cast<const __half*>(p.gate) + p.gate_place.at(batch, row);
-        const __half* up = static_cast<const __half*>(p.up) + p.up_place.at(batch, row);
-        __half* out = static_cast<__half*>(p.out) + p.out_place.at(batch, row);
+        const X* gate = static_cast<const X*>(p.gate) + p.gate_place.at(batch, row);
+        const X* up = static_cast<const X*>(p.up) + p.up_place.at(batch, row);
+        X* out = static_cast<X*>(p.out) + p.out_place.at(batch, row);
         const Chunk<false> chunk(p.extent);
-        Pack<__half> first[kTilePacks], second[kTilePacks];
+        Pack<X> first[kTilePacks], second[kTilePacks];
         if constexpr (kInputs == 3) {
 #pragma unroll
             for (int v = 0; v < kTilePacks; v++) {
                 if (chunk.at(v, 0) >= chunk.columns.d) continue;
-                const __half* both = gate + 2 * (chunk.start + chunk.at(v, 0));
+                const X* both = gate + 2 * (chunk.start + chunk.at(v, 0));
                 load_pack<Reading::kStreaming>(first[v], both);
                 load_pack<Reading::kStreaming>(second[v], both + kPack);
             }
@@ -100,14 +101,16 @@ __device__ void activate_rows(const ActivationParams& p) {
                     result[i] = finish(p, activate(kKind, g), u);
                 }
             }
-            Pack<__half> rounded;
+            Pack<X> rounded;
             pack(result, rounded);
             chunk.store(out, v, rounded);
         }
     });
 }
 
-extern "C" __global__ void __launch_bounds__(kTileThreads) activation_any(const __grid_constant__ ActivationParams p) {
+// Two: the type of operands of two bytes.
+template <typename Two>
+__device__ inline void activate_elements(const ActivationParams& p) {
     for_each_row(p.extent, [&](i64 batch, i64 row) {
         const i64 gate_at = p.gate_place.at(batch, row), up_at = p.up_place.at(batch, row);
         const i64 out_at = p.out_place.at(batch, row);
@@ -117,29 +120,39 @@ extern "C" __global__ void __launch_bounds__(kTileThreads) activation_any(const 
             const i64 column = element_column(i);
             gate[i] = up[i] = 0;
             if (column >= p.extent.width) continue;
-            gate[i] = load_element(p.gate, gate_at + column * p.gate_place.column, p.gate_is_float);
-            if (p.up != nullptr) up[i] = load_element(p.up, up_at + column * p.up_place.column, p.up_is_float);
+            gate[i] = load_element<Two>(p.gate, gate_at + column * p.gate_place.column, p.gate_is_float);
+            if (p.up != nullptr) up[i] = load_element<Two>(p.up, up_at + column * p.up_place.column, p.up_is_float);
         }
 #pragma unroll
         for (int i = 0; i < kTileElements; i++) {
             const i64 column = element_column(i);
             if (column >= p.extent.width) continue;
             const float value = activate(static_cast<Kind>(p.kind), gate[i]);
-            store_element(p.out, out_at + column, p.out_is_float, p.up == nullptr ? value : finish(p, value, up[i]));
+            store_element<Two>(p.out, out_at + column, p.out_is_float,
+                               p.up == nullptr ? value : finish(p, value, up[i]));
         }
     });
 }
 
-#define ACTIVATION(NAME, KIND, INPUTS)                                                                            \
+#define ACTIVATION(NAME, KIND, INPUTS, X)                                                                         \
     extern "C" __global__ void __launch_bounds__(kTileThreads) NAME(const __grid_constant__ ActivationParams p) { \
-        activate_rows<KIND, INPUTS>(p);                                                                           \
+        activate_rows<KIND, INPUTS, X>(p);                                                                        \
     }
-#define ACTIVATIONS(NAME, KIND)     \
-    ACTIVATION(NAME, KIND, 1)       \
-    ACTIVATION(NAME##_mul, KIND, 2) \
-    ACTIVATION(NAME##_mul_interleaved, KIND, 3)
+#define ACTIVATIONS(NAME, KIND)             \
+    ACTIVATION(NAME, KIND, 1, __half)       \
+    ACTIVATION(NAME##_mul, KIND, 2, __half) \
+    ACTIVATION(NAME##_mul_interleaved, KIND, 3, __half)
+#define ACTIVATION_ANY(NAME, TWO)                                                                                 \
+    extern "C" __global__ void __launch_bounds__(kTileThreads) NAME(const __grid_constant__ ActivationParams p) { \
+        activate_elements<TWO>(p);                                                                                \
+    }
 
 ACTIVATIONS(silu, kSilu)
 ACTIVATIONS(gelu_tanh, kGeluTanh)
 ACTIVATIONS(gelu_erf, kGeluErf)
 ACTIVATIONS(gelu_quick, kGeluQuick)
+ACTIVATION(gelu_tanh_bf16, kGeluTanh, 1, __nv_bfloat16)
+ACTIVATION(gelu_erf_bf16, kGeluErf, 1, __nv_bfloat16)
+ACTIVATION(silu_mul_bf16, kSilu, 2, __nv_bfloat16)
+ACTIVATION_ANY(activation_any, __half)
+ACTIVATION_ANY(activation_bf16_any, __nv_bfloat16)

@@ -257,11 +257,32 @@ EDGES: dict[str, list[Edges]] = {
         ]
         for ending in ("", "_")
     },
-    "silu": [Edges({}, {"seven dimensions": {"x": room(3, 3, 3, 3, 3, 3, 3).permute(6, 0, 5, 1, 4, 2, 3)}})],
+    "silu": [
+        Edges({}, {"seven dimensions": {"x": room(3, 3, 3, 3, 3, 3, 3).permute(6, 0, 5, 1, 4, 2, 3)}, "bf16": {"x": bf16(4, 8)}})
+    ],
+    "gelu": [
+        Edges(
+            {"x": bf16(4, 8)},
+            {
+                **{f"bf16, {kind}": {"kind": kind} for kind in ("tanh", "erf", "quick")},
+                **{f"bf16 to {dtype}": {"out_dtype": dtype} for dtype in (SINGLE, HALF)},
+                "bf16 with rows of 7": {"x": bf16(4, 7)},
+            },
+        )
+    ],
     "silu_mul": [
         Edges(
             {"gate": room(4, 8), "up": room(4, 8)},
-            {"up of float64": {"up": room(4, 8, dtype=torch.float64)}, "to bfloat16": {"out_dtype": torch.bfloat16}},
+            {
+                "up of float64": {"up": room(4, 8, dtype=torch.float64)},
+                "to bfloat16": {"out_dtype": torch.bfloat16},
+                "bf16": {"gate": bf16(4, 8), "up": bf16(4, 8)},
+                "bf16 of one tensor": {"gate": bf16(4, 16), "up": None},
+                "bf16 in turns": {"gate": bf16(4, 16), "up": None, "layout": "interleaved"},
+                "bf16 that saturates": {"gate": bf16(4, 8), "up": bf16(4, 8), "scale": 0.5, "saturate": True},
+                **{f"bf16 and up of {dtype}": {"gate": bf16(4, 8), "up": room(4, 8, dtype=dtype)} for dtype in (SINGLE, HALF)},
+                "up of bf16": {"up": bf16(4, 8)},
+            },
         )
     ],
     "join_sums": [

@@ -19,7 +19,16 @@ from ...launcher import Card, Pointer, output, parameter_struct
 from ...plans import floats, plan_of
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
-from ..views.checks import check_one_of, check_scale, check_shape, check_written, unseen, wrong_dtype, wrong_output
+from ..views.checks import (
+    beside,
+    check_one_of,
+    check_scale,
+    check_shape,
+    check_written,
+    unseen,
+    wrong_dtype,
+    wrong_output,
+)
 from ..views.half_range import kept
 from ..views.rows import row_classes
 from ..views.tiles import Tiles, known, packed, place_fields, tiles
@@ -28,11 +37,12 @@ Gelu = Literal["tanh", "erf", "quick"]
 Layout = Literal["split", "interleaved"]
 
 KINDS = ("silu", "gelu_tanh", "gelu_erf", "gelu_quick")  # enum Kind
-TYPES = (torch.float16, torch.float32)
+TYPES = (torch.float16, torch.float32, torch.bfloat16)
+OF_BF16 = ("gelu_tanh", "gelu_erf", "silu_mul")  # what models without fp16 have; the rest is the `any` kernel's
 
 
 def silu(x: Tensor, *, out_dtype: torch.dtype | None = None, policy: KernelPolicy = STANDARD) -> Tensor:
-    """x * sigmoid(x). x: fp16 or fp32, any shape. Returns a contiguous tensor of `out_dtype` (x's dtype if None)."""
+    """x * sigmoid(x). x: fp16, bf16 or fp32, any shape. Returns a contiguous tensor of `out_dtype` (x's dtype if None)."""
     out: Tensor = SILU((x,), ("silu", out_dtype), policy)
     return out
 
@@ -57,8 +67,9 @@ def silu_mul(
 ) -> Tensor:
     """silu(gate) * up * scale, the gate of SwiGLU.
 
-    gate, up  fp16 or fp32 of one shape, rows anywhere. Or gate alone: [.., 2 * f] with the gate in the first half
-              (layout "split") or at the even places ("interleaved"). Where the gate is the second half, pass two views
+    gate, up  fp16 or fp32, or bf16 or fp32, of one shape, rows anywhere. Or gate alone: [.., 2 * f] with the gate in
+              the first half (layout "split") or at the even places ("interleaved"). Where the gate is the second half,
+              pass two views
     scale     a power of two, applied in fp32 before the one rounding: 2^-k keeps what would overflow fp16 (UMT5)
     saturate  what still overflows fp16 becomes +-65504 instead of infinity; NaN stays
     Returns a contiguous tensor of `out_dtype` (gate's dtype if None).
@@ -77,7 +88,8 @@ def silu_mul_(
     saturate: bool = False,
     policy: KernelPolicy = STANDARD,
 ) -> None:
-    """`silu_mul`, written to `out`, fp16 or fp32 of the result's shape with rows anywhere: a part of a wider buffer."""
+    """`silu_mul`, written to `out`, of the result's shape with rows anywhere: a part of a wider buffer. Its type is as
+    `out_dtype` may be."""
     SILU_MUL_((out, gate, up), ("silu", layout, scale, saturate), policy)
 
 
@@ -241,8 +253,9 @@ def validate(call: Call) -> None:
 def obstacles(call: Call) -> Iterator[str]:
     """What keeps the kernels from serving a call."""
     o = Operands.of(call)
-    yield from wrong_dtype(TYPES, **({"gate": o.gate, "up": o.up} if o.multiplies else {"x": o.gate}))
-    yield from wrong_output(TYPES, o.out_dtype)
+    yield from wrong_dtype(TYPES, **{"gate" if o.multiplies else "x": o.gate})
+    yield from wrong_dtype(beside(o.gate), up=o.up if o.multiplies else None)
+    yield from wrong_output(beside(o.gate), o.out_dtype)
     if o.gate.numel():
         yield from unseen(o.tiles)
 
@@ -269,9 +282,14 @@ def plan(call: Call, card: Card, _tactic: object = None) -> Plan:
         wide = view.wide((1, 2)) and [column for _, _, column in view.places] == [2, 2, 1]
     else:
         wide = view.wide() and between % 16 == 0
-    wide = wide and {o.gate.dtype, o.up.dtype, o.out_dtype} == {torch.float16} and call.aligned
-    ending = f"{'_mul' if o.multiplies else ''}{'_interleaved' if o.alternate else ''}"
-    name = f"{o.kind}{ending}" if wide else "activation_any"
+    short, _ = beside(o.gate)
+    wide = wide and {o.gate.dtype, o.up.dtype, o.out_dtype} == {short} and call.aligned
+    name = f"{o.kind}{'_mul' if o.multiplies else ''}{'_interleaved' if o.alternate else ''}"
+    if short is torch.bfloat16:
+        wide = wide and name in OF_BF16
+        name = f"{name}_bf16" if wide else "activation_bf16_any"
+    elif not wide:
+        name = "activation_any"
     grid, threads = view.grid(wide)
     launch = card.kernel("activations", name).prepare(params, grid=grid, block=threads, shape=call.describe())
     if not o.is_packed:
@@ -299,6 +317,8 @@ def _op(name: str, kinds: tuple[str, ...]) -> Op:
     options = "str kind, str layout, float scale, bool saturate" if gated else "str kind"
     run: tuple[Any, Any, Any] = (gated_reference, gated_fake, gated_stock) if gated else (reference, fake, stock)
     endings = ("_mul", "_mul_interleaved") if gated else ("",)
+    of_rows = [f"{kind}{ending}" for kind in kinds for ending in endings]
+    of_rows += [f"{one}_bf16" for one in of_rows if one in OF_BF16]
     return Op(
         name=name,
         schema=f"(Tensor {'gate, Tensor? up' if gated else 'x'}, {options}, ScalarType? out_dtype, str policy) -> Tensor",
@@ -307,7 +327,7 @@ def _op(name: str, kinds: tuple[str, ...]) -> Op:
         candidates=(CudaCandidate("cuda", obstacles, plan), StockCandidate(run[2])),
         shape_class=shape_class,
         validate=validate,
-        kernels={"activations": ("activation_any", *(f"{kind}{ending}" for kind in kinds for ending in endings))},
+        kernels={"activations": ("activation_any", "activation_bf16_any", *of_rows)},
     )
 
 

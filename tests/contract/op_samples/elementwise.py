@@ -203,11 +203,14 @@ _LATENT = {name: torch.ones(2, 4, 5) for name in ("x", "cond")} | {"pair": torch
 _MASKED = {"previous": torch.ones(2, 4, 5)}
 
 CONTRACTS = {
-    "silu": Contract(silu, _plain, lambda x, out_dtype: activated(x, "silu"), special=("x",), floor=lambda _: 1e-6),
+    "silu": Contract(
+        silu, _plain, lambda x, out_dtype: activated(x, "silu"), bf16=True, special=("x",), floor=lambda _: 1e-6
+    ),
     "gelu": Contract(
         gelu,
         lambda draw: {**_plain(draw), "kind": draw.of("tanh", "erf", "quick")},
         lambda x, kind, out_dtype: activated(x, kind),
+        bf16=True,
         special=("x",),
         floor=lambda _: 1e-6,
         base={"x": ones(4)},
@@ -217,6 +220,7 @@ CONTRACTS = {
         silu_mul,
         _gated,
         lambda gate, **more: _by_gate(gate, "silu", **more),
+        bf16=True,
         special=("gate", "up"),
         as_stock=True,  # where a gate vanishes in fp32 and not in fp64, its product with infinity is NaN
         floor=_cancelled,
@@ -227,6 +231,7 @@ CONTRACTS = {
         gelu_mul,
         lambda draw: {**_gated(draw), "kind": draw.of("tanh", "erf", "quick")},
         _by_gate,
+        bf16=True,
         special=("gate", "up"),
         as_stock=True,  # where a gate vanishes in fp32 and not in fp64, its product with infinity is NaN
         floor=_cancelled,
