@@ -1,4 +1,4 @@
-// More about packs of half: at addresses that are no multiple of 16, and across barriers.
+// More about packs of two-byte elements: at addresses that are no multiple of 16, and across barriers.
 #pragma once
 
 #include "stores.cuh"
@@ -7,13 +7,15 @@
 // The compiler must not keep what it unpacked before this point: two passes over a packed row would else hold the row
 // as floats in between, at twice the registers, and spill. An empty asm statement stops only the front end; the
 // assembler sees through it. So the bits are combined with a zero that it cannot know: grids here are flat in z.
-__device__ inline void forget(Pack<__half>& pack) {
+template <typename T>
+__device__ inline void forget(Pack<T>& pack) {
     const unsigned zero = gridDim.z - 1;
 #pragma unroll
     for (unsigned& word : pack.words) word ^= zero;
 }
 
-__device__ inline void store_whole(void* p, const Pack<__half>& pack) {
+template <typename T>
+__device__ inline void store_whole(void* p, const Pack<T>& pack) {
     store_whole(p, pack.words);
 }
 

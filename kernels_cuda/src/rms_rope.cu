@@ -12,8 +12,8 @@
 // heads (cross attention, grouped queries); k may be absent. A rotation belongs to a token, or to a batch and a token,
 // and all heads share it.
 //
-// Bytes per element (half): 2 read + 2 written. The rotations of a token (matrices: 8*d bytes) are read from device
-// memory once: Wan 1.3B has 1 KB of them to 12 KB of q and k.
+// Bytes per element (half, bf16): 2 read + 2 written. The rotations of a token (matrices: 8*d bytes) are read from
+// device memory once: Wan 1.3B has 1 KB of them to 12 KB of q and k.
 //
 // Access. A piece of a row belongs to one warp, which holds all of it packed in registers: V packs of 8 elements per
 // lane, all loads on their way together, no barrier, no second row: tens of warps at different places of their work
@@ -29,7 +29,8 @@
 // All arithmetic is float; the output is rounded once, after the rotation (stock also rounds between norm and
 // rotation).
 //
-// `rms_rope_any` serves the rest: heads that are no power of two, odd strides and addresses, very wide rows.
+// `rms_rope_any` and, of bf16, `rms_rope_bf16_any` serve the rest: heads that are no power of two, odd strides and
+// addresses, very wide rows.
 
 #include "packs.cuh"
 #include "reduce.cuh"
@@ -55,7 +56,9 @@ struct RmsRopeParams {
     int weight_is_float, rotation_is_float;
 };
 
-// Four neighbouring elements of a table whose type is known only at run time.
+// Four neighbouring elements of a table whose type is known only at run time. X: the type of two bytes that it may
+// have, here and below that of q and k.
+template <typename X>
 __device__ inline void load_four(const void* base, i64 index, bool is_float, float (&out)[4]) {
     if (is_float) {
         unsigned words[4];
@@ -64,8 +67,8 @@ __device__ inline void load_four(const void* base, i64 index, bool is_float, flo
         for (int i = 0; i < 4; i++) out[i] = __uint_as_float(words[i]);
     } else {
         unsigned words[2];
-        load_words<Reading::kCached>(words, static_cast<const __half*>(base) + index);
-        const float2 low = to_floats(words[0]), high = to_floats(words[1]);
+        load_words<Reading::kCached>(words, static_cast<const X*>(base) + index);
+        const float2 low = two_floats<X>(words[0]), high = two_floats<X>(words[1]);
         out[0] = low.x, out[1] = low.y, out[2] = high.x, out[3] = high.y;
     }
 }
@@ -76,7 +79,7 @@ enum Pairs { kNeighbours, kHalves, kSines };
 
 // What a thread's elements are turned with: x = a * x + b * partner. Halves: [0] for the lower half of a head, [1]
 // for the upper; of sines one set serves both, because the upper half has the same a and the opposite b.
-template <Pairs kPairs>
+template <typename X, Pairs kPairs>
 struct Rotation {
     static constexpr int kParts = kPairs == kNeighbours ? 1 : 2;
     static constexpr int kSets = kPairs == kHalves ? 2 : 1;
@@ -92,7 +95,7 @@ struct Rotation {
 #pragma unroll
             for (int j = 0; j < kCount; j++) {
                 float m[4];
-                load_four(p.rotation, at + (pair + j) * 4, wide, m);
+                load_four<X>(p.rotation, at + (pair + j) * 4, wide, m);
                 set(j, m[0], m[1], m[2], m[3]);
             }
         } else {
@@ -100,8 +103,8 @@ struct Rotation {
 #pragma unroll
             for (int i = 0; i < kCount; i += 4) {
                 float c[4], s[4];
-                load_four(p.rotation, at + pair + i, wide, c);
-                load_four(p.sines, sines_at + pair + i, wide, s);
+                load_four<X>(p.rotation, at + pair + i, wide, c);
+                load_four<X>(p.sines, sines_at + pair + i, wide, s);
 #pragma unroll
                 for (int j = 0; j < 4; j++) set(i + j, c[j], -s[j], s[j], c[j]);
             }
@@ -138,24 +141,25 @@ struct Rotation {
     }
 };
 
+template <typename X>
 __device__ inline void load_weight(const void* base, int index, bool is_float, float (&out)[kPack]) {
     if (is_float) {
         Pack<float> pack;
         load_pack<Reading::kCached>(pack, static_cast<const float*>(base) + index);
         unpack(pack, out);
     } else {
-        Pack<__half> pack;
-        load_pack<Reading::kCached>(pack, static_cast<const __half*>(base) + index);
+        Pack<X> pack;
+        load_pack<Reading::kCached>(pack, static_cast<const X*>(base) + index);
         unpack(pack, out);
     }
 }
 
 // V packs of a row in each of kThreads threads. d is a power of two from 16 to 256, so a head is a group of
 // neighbouring lanes, at most a warp.
-template <int V, int kParts, int kThreads>
+template <typename X, int V, int kParts, int kThreads>
 struct Piece {
     static constexpr int kTurns = V / kParts;  // groups of packs that turn together
-    Pack<__half> packs[kTurns][kParts];
+    Pack<X> packs[kTurns][kParts];
     unsigned lanes;   // threads that share a head
     unsigned within;  // where in its head a thread's first pack lies
     unsigned apart;   // and how far on, half a head, the other
@@ -171,7 +175,7 @@ struct Piece {
     }
 
     // Beyond the row's end the packs are zero, which no sum notices.
-    __device__ void load(const __half* row, i64 head_stride, int heads) {
+    __device__ void load(const X* row, i64 head_stride, int heads) {
         row += head * head_stride + within;
 #pragma unroll
         for (int t = 0; t < kTurns; t++) {
@@ -200,7 +204,7 @@ struct Piece {
 constexpr int kBlockWarps = 4;
 
 // kWarps share a piece: 1, or all of a block.
-template <int V, bool kPerHead, Pairs kPairs, int kWarps>
+template <typename X, int V, bool kPerHead, Pairs kPairs, int kWarps>
 __device__ void rms_rope_pieces(const RmsRopeParams& p) {
     const int warp = threadIdx.x / 32;
     const int per_token = p.pieces[0] + p.pieces[1];
@@ -214,11 +218,11 @@ __device__ void rms_rope_pieces(const RmsRopeParams& p) {
     which -= part ? p.pieces[0] : 0;
     if (batch >= p.batches || token >= p.tokens[part]) return;  // all threads of the piece alike
 
-    constexpr int kParts = Rotation<kPairs>::kParts;
-    Piece<V, kParts, kWarps * 32> piece(kWarps == 1 ? threadIdx.x % 32 : threadIdx.x, p.d, which);
-    const __half* row = static_cast<const __half*>(p.x[part]) + batch * p.x_batch[part] + token * p.x_token[part];
+    constexpr int kParts = Rotation<X, kPairs>::kParts;
+    Piece<X, V, kParts, kWarps * 32> piece(kWarps == 1 ? threadIdx.x % 32 : threadIdx.x, p.d, which);
+    const X* row = static_cast<const X*>(p.x[part]) + batch * p.x_batch[part] + token * p.x_token[part];
     piece.load(row, p.x_head[part], p.heads[part]);
-    Rotation<kPairs> rotation;
+    Rotation<X, kPairs> rotation;
     if (p.rotation != nullptr) rotation.load(p, batch, token, piece.within);
 
     float factor[piece.kTurns];
@@ -249,7 +253,7 @@ __device__ void rms_rope_pieces(const RmsRopeParams& p) {
     }
 
     // Found anew, not kept in registers over the sum.
-    __half* out = static_cast<__half*>(p.x[part]) + batch * p.x_batch[part] + token * p.x_token[part];
+    X* out = static_cast<X*>(p.x[part]) + batch * p.x_batch[part] + token * p.x_token[part];
     int head = piece.head;
     out += head * p.x_head[part] + piece.within;
 #pragma unroll
@@ -265,7 +269,7 @@ __device__ void rms_rope_pieces(const RmsRopeParams& p) {
             for (int i = 0; i < kPack; i++) x[half][i] *= factor[t];
             if (p.weight[part] != nullptr) {
                 float weight[kPack];
-                load_weight(p.weight[part], weights + half * piece.apart, p.weight_is_float, weight);
+                load_weight<X>(p.weight[part], weights + half * piece.apart, p.weight_is_float, weight);
 #pragma unroll
                 for (int i = 0; i < kPack; i++) x[half][i] *= weight[i];
             }
@@ -273,7 +277,7 @@ __device__ void rms_rope_pieces(const RmsRopeParams& p) {
         if (p.rotation != nullptr) rotation.turn(x);
 #pragma unroll
         for (int half = 0; half < kParts; half++) {
-            Pack<__half> result;
+            Pack<X> result;
             pack(x[half], result);
             store_whole(out + half * piece.apart, result);
         }
@@ -283,8 +287,9 @@ __device__ void rms_rope_pieces(const RmsRopeParams& p) {
 }
 
 // Element by element. `lane` of `lanes` threads work on the heads [head, head_end) of one row, which share a factor.
+template <typename X>
 struct Span {
-    __half* x;
+    X* x;
     i64 batch, token;
     int part, head, head_end, lane, lanes;
 
@@ -292,7 +297,7 @@ struct Span {
         float sum = 0;
         for (int h = head; h < head_end; h++) {
             for (int c = lane; c < p.d; c += lanes) {
-                const float value = __half2float(x[h * p.x_head[part] + c]);
+                const float value = to_float(x[h * p.x_head[part] + c]);
                 sum = fmaf(value, value, sum);
             }
         }
@@ -300,17 +305,17 @@ struct Span {
     }
 
     __device__ float normalised(const RmsRopeParams& p, int h, int c, float factor) const {
-        const float value = __half2float(x[h * p.x_head[part] + c]) * factor;
+        const float value = to_float(x[h * p.x_head[part] + c]) * factor;
         if (p.weight[part] == nullptr) return value;
-        return value * load_element(p.weight[part], p.per_head ? c : h * p.d + c, p.weight_is_float);
+        return value * load_element<X>(p.weight[part], p.per_head ? c : h * p.d + c, p.weight_is_float);
     }
 
     __device__ void write(const RmsRopeParams& p, float factor) const {
         for (int h = head; h < head_end; h++) {
-            __half* to = x + h * p.x_head[part];
+            X* to = x + h * p.x_head[part];
             if (p.rotation == nullptr) {
 #pragma unroll 1
-                for (int c = lane; c < p.d; c += lanes) to[c] = __float2half_rn(normalised(p, h, c, factor));
+                for (int c = lane; c < p.d; c += lanes) from_float(normalised(p, h, c, factor), to[c]);
                 continue;
             }
 #pragma unroll 1
@@ -318,30 +323,31 @@ struct Span {
                 const int c0 = p.interleaved ? 2 * pair : pair, c1 = p.interleaved ? c0 + 1 : pair + p.d / 2;
                 const i64 at =
                     batch * p.rotation_batch + token * p.rotation_token + pair * (p.sines == nullptr ? 4 : 1);
-                float m00 = load_element(p.rotation, at, p.rotation_is_float), m01, m10, m11;
+                float m00 = load_element<X>(p.rotation, at, p.rotation_is_float), m01, m10, m11;
                 if (p.sines == nullptr) {
-                    m01 = load_element(p.rotation, at + 1, p.rotation_is_float);
-                    m10 = load_element(p.rotation, at + 2, p.rotation_is_float);
-                    m11 = load_element(p.rotation, at + 3, p.rotation_is_float);
+                    m01 = load_element<X>(p.rotation, at + 1, p.rotation_is_float);
+                    m10 = load_element<X>(p.rotation, at + 2, p.rotation_is_float);
+                    m11 = load_element<X>(p.rotation, at + 3, p.rotation_is_float);
                 } else {
-                    m10 = load_element(p.sines, batch * p.sines_batch + token * p.sines_token + pair,
-                                       p.rotation_is_float);
+                    m10 = load_element<X>(p.sines, batch * p.sines_batch + token * p.sines_token + pair,
+                                          p.rotation_is_float);
                     m01 = -m10, m11 = m00;
                 }
                 // Both are read before either is written over.
                 const float x0 = normalised(p, h, c0, factor), x1 = normalised(p, h, c1, factor);
-                to[c0] = __float2half_rn(fmaf(m00, x0, m01 * x1));
-                to[c1] = __float2half_rn(fmaf(m11, x1, m10 * x0));
+                from_float(fmaf(m00, x0, m01 * x1), to[c0]);
+                from_float(fmaf(m11, x1, m10 * x0), to[c1]);
             }
         }
     }
 };
 
 // A mean over a head: a warp per head. Over the token, or none: the block takes all heads.
+template <typename X>
 __device__ inline void rms_rope_token(const RmsRopeParams& p, i64 batch, i64 token, int part, BlockSum<8>& block_sum) {
     const int thread = threadIdx.x, step = p.per_head ? blockDim.x / 32 : 1;
-    Span row;
-    row.x = static_cast<__half*>(p.x[part]) + batch * p.x_batch[part] + token * p.x_token[part];
+    Span<X> row;
+    row.x = static_cast<X*>(p.x[part]) + batch * p.x_batch[part] + token * p.x_token[part];
     row.batch = batch, row.token = token, row.part = part;
     row.lane = p.per_head ? thread % 32 : thread, row.lanes = p.per_head ? 32 : blockDim.x;
     const int end = p.per_head ? p.heads[part] : 1;
@@ -357,8 +363,8 @@ __device__ inline void rms_rope_token(const RmsRopeParams& p, i64 batch, i64 tok
     }
 }
 
-// Four blocks: to fit a fifth into a multiprocessor the compiler would spill.
-extern "C" __global__ void __launch_bounds__(256, 4) rms_rope_any(const __grid_constant__ RmsRopeParams p) {
+template <typename X>
+__device__ inline void rms_rope_tokens(const RmsRopeParams& p) {
     __shared__ BlockSum<8>::Slots slots;
     BlockSum<8> block_sum(slots);
     const i64 most = max(p.tokens[0], p.tokens[1]);
@@ -366,17 +372,28 @@ extern "C" __global__ void __launch_bounds__(256, 4) rms_rope_any(const __grid_c
         for (i64 token = blockIdx.x; token < most; token += gridDim.x) {
 #pragma unroll 1
             for (int part = 0; part < 2; part++) {
-                if (token < p.tokens[part]) rms_rope_token(p, batch, token, part, block_sum);
+                if (token < p.tokens[part]) rms_rope_token<X>(p, batch, token, part, block_sum);
             }
         }
     }
 }
 
-#define RMS_ROPE(NAME, V, PER_HEAD, PAIRS, WARPS, BLOCKS)                  \
+// Four blocks: to fit a fifth into a multiprocessor the compiler would spill.
+#define RMS_ROPE_ANY(NAME, X)                                                                            \
+    extern "C" __global__ void __launch_bounds__(256, 4) NAME(const __grid_constant__ RmsRopeParams p) { \
+        rms_rope_tokens<X>(p);                                                                           \
+    }
+RMS_ROPE_ANY(rms_rope_any, __half)
+RMS_ROPE_ANY(rms_rope_bf16_any, __nv_bfloat16)
+
+#define RMS_ROPE_OF(NAME, X, V, PER_HEAD, PAIRS, WARPS, BLOCKS)            \
     extern "C" __global__ void __launch_bounds__(kBlockWarps * 32, BLOCKS) \
         rms_rope_##NAME##_##V(const __grid_constant__ RmsRopeParams p) {   \
-        rms_rope_pieces<V, PER_HEAD, PAIRS, WARPS>(p);                     \
+        rms_rope_pieces<X, V, PER_HEAD, PAIRS, WARPS>(p);                  \
     }
+#define RMS_ROPE(NAME, V, PER_HEAD, PAIRS, WARPS, BLOCKS) RMS_ROPE_OF(NAME, __half, V, PER_HEAD, PAIRS, WARPS, BLOCKS)
+#define RMS_ROPE_BF16(NAME, V, PER_HEAD, PAIRS, WARPS, BLOCKS) \
+    RMS_ROPE_OF(bf16_##NAME, __nv_bfloat16, V, PER_HEAD, PAIRS, WARPS, BLOCKS)
 // Names say over what the mean is taken, how pairs lie unless they are neighbours, who holds a piece, and packs per
 // thread (PIECES in ops/rms_rope.py). The last number: blocks that are to fit a multiprocessor, the more the fewer
 // registers.
@@ -398,3 +415,8 @@ RMS_ROPE(head_halves_warp, 4, true, kHalves, 1, 4)
 RMS_ROPE(head_sines_warp, 2, true, kSines, 1, 7)
 RMS_ROPE(head_sines_warp, 4, true, kSines, 1, 6)
 RMS_ROPE(head_sines_warp, 8, true, kSines, 1, 5)
+RMS_ROPE_BF16(token_warp, 8, false, kNeighbours, 1, 4)
+RMS_ROPE_BF16(token_block, 5, false, kNeighbours, kBlockWarps, 6)
+RMS_ROPE_BF16(head_warp, 4, true, kNeighbours, 1, 6)
+RMS_ROPE_BF16(head_halves_warp, 4, true, kHalves, 1, 4)
+RMS_ROPE_BF16(head_sines_warp, 4, true, kSines, 1, 6)

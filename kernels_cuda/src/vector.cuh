@@ -118,6 +118,18 @@ __device__ inline float2 to_floats(unsigned word) {
     return __half22float2(pair);
 }
 
+// Two elements of a type of two bytes, the lower first.
+template <typename T>
+__device__ inline float2 two_floats(unsigned word);
+template <>
+__device__ inline float2 two_floats<__half>(unsigned word) {
+    return to_floats(word);
+}
+template <>
+__device__ inline float2 two_floats<__nv_bfloat16>(unsigned word) {
+    return make_float2(__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u));
+}
+
 // Rounds to nearest even, once: everything before it was float.
 __device__ inline unsigned to_halves(float low, float high) {
     const __half2 pair = __floats2half2_rn(low, high);
@@ -154,8 +166,8 @@ __device__ inline void unpack(const Pack<__half>& pack, float (&out)[kPack]) {
 __device__ inline void unpack(const Pack<__nv_bfloat16>& pack, float (&out)[kPack]) {
 #pragma unroll
     for (int i = 0; i < kPack / 2; i++) {
-        out[2 * i] = __uint_as_float(pack.words[i] << 16);
-        out[2 * i + 1] = __uint_as_float(pack.words[i] & 0xffff0000u);
+        const float2 pair = two_floats<__nv_bfloat16>(pack.words[i]);
+        out[2 * i] = pair.x, out[2 * i + 1] = pair.y;
     }
 }
 __device__ inline void unpack(const Pack<float>& pack, float (&out)[kPack]) {

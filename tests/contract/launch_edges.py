@@ -319,6 +319,23 @@ EDGES: dict[str, list[Edges]] = {
             "fp16 to bf16": {"x": room(1, 4, 1536), "out_dtype": BF16},
         }),
     ],
+    "rms_rope_": [
+        Edges(
+            {"q": bf16(1, 40, 12, 128), "k": bf16(1, 40, 12, 128), "eps": 1e-6},
+            {
+                **{f"bf16, {norm}": {"norm": norm} for norm in ("token", "head")},
+                **{f"bf16 with {h} heads": {"q": bf16(1, 40, h, 128)} for h in (32, 40, 48)},
+                "bf16 in halves": {"norm": "head", "rotation": room(40, 64, 2, 2, dtype=SINGLE), "interleaved": False},
+                "bf16 by sines": {"norm": "head", "rotation": bf16(40, 64), "sin": bf16(40, 64), "interleaved": False},
+                "bf16 in halves of a token": {"rotation": room(40, 64, 2, 2, dtype=SINGLE), "interleaved": False},
+                "bf16 with heads of 96": {"q": bf16(1, 40, 12, 96), "k": None},
+                "bf16 with a table of fp16": {"rotation": room(40, 64, 2, 2)},
+                **{f"bf16 with a weight of {dtype}": {"q_weight": room(1536, dtype=dtype)} for dtype in (BF16, SINGLE, HALF)},
+                "bf16 and k of fp16": {"k": room(1, 40, 12, 128)},
+                "fp16 with a weight of bf16": {"q": room(1, 40, 12, 128), "k": None, "q_weight": bf16(1536)},
+            },
+        )
+    ],
     "channel_rms_silu": [
         Edges(
             {},

@@ -8,7 +8,7 @@ from gpu.support import WAYS, assert_no_worse_than, assert_rounded_once, assert_
 
 from fusestream.kernels_cuda import OPS, KernelPolicy, rms_rope_
 from fusestream.kernels_cuda.call import Call
-from fusestream.kernels_cuda.ops.norm.rms_rope import PIECES, reference
+from fusestream.kernels_cuda.ops.norm.rms_rope import PIECES, PIECES_OF_BF16, Tactic, reference
 
 EPS = 1e-6
 OFF = KernelPolicy.of("off")
@@ -34,6 +34,7 @@ SIZES = (
 )
 FORMS = ("none", "matrix", "batch", "cos")
 PLACES = ("flux", "wan", "plain")
+of_two_bytes = pytest.mark.parametrize("of_x", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
 
 
 def rms_rope(q, k=None, *rest, **options):
@@ -57,9 +58,9 @@ def rotations(form, b, s, d, place="flux", dtype=torch.float32):
     return (m.unsqueeze(1) if place == "flux" else m.unsqueeze(2)), None
 
 
-def inputs(b, s, h, d, norm="token", dtype=torch.float16, k_heads=None, k_tokens=None):
-    q = torch.randn(b, s, h, d, device="cuda").half() * 3
-    k = torch.randn(b, k_tokens or s, k_heads or h, d, device="cuda").half()
+def inputs(b, s, h, d, norm="token", dtype=torch.float16, k_heads=None, k_tokens=None, of_x=torch.float16):
+    q = torch.randn(b, s, h, d, device="cuda").to(of_x) * 3
+    k = torch.randn(b, k_tokens or s, k_heads or h, d, device="cuda").to(of_x)
     weights = (
         (None, None)
         if norm == "none"
@@ -79,15 +80,16 @@ def exact(q, k, qw, kw, rotation, sin, norm, interleaved):
 def compare(got, q, k, qw, kw, rotation, sin, norm, interleaved, what):
     for a, b in zip(got, exact(q, k, qw, kw, rotation, sin, norm, interleaved), strict=True):
         assert a.is_contiguous()
-        assert_rounded_once(a.flatten(2), b.flatten(2), what=what)
+        assert_rounded_once(a.flatten(2), b.flatten(2), what=what, dtype=q.dtype)
 
 
 @pytest.mark.parametrize("norm", ["token", "head", "none"])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("h", "d"), SIZES)
-def test_rms_rope(isa, h, d, form, norm):
-    for interleaved, dtype in ((True, torch.float32), (False, torch.float16), (False, torch.float32)):
-        tensors = inputs(2, 11, h, d, norm, dtype)
+@of_two_bytes
+def test_rms_rope(isa, h, d, form, norm, of_x):
+    for interleaved, dtype in ((True, torch.float32), (False, of_x), (False, torch.float32)):
+        tensors = inputs(2, 11, h, d, norm, dtype, of_x=of_x)
         table = rotations(form, 2, 11, d, dtype=dtype)
         got = rms_rope(*tensors, *table, eps=EPS, norm=norm, interleaved=interleaved, policy=on(isa))
         what = f"{h}x{d} {form} {norm} {interleaved} {dtype}"
@@ -96,18 +98,19 @@ def test_rms_rope(isa, h, d, form, norm):
         want = exact(*tensors, *table, norm, interleaved)
         if dtype is torch.float32:
             for a, b, c in zip(got, eager, want, strict=True):
-                assert_no_worse_than(a, b, c, what)
+                assert_no_worse_than(a, b, c, what, peak=of_x is torch.float16)
 
 
 @pytest.mark.sanitize
 @pytest.mark.parametrize(("h", "d"), [(1, 1), (12, 128), (40, 128), (3, 42), (6, 64)])
 @pytest.mark.parametrize("norm", ["token", "head"])
-def test_packed_in_place(isa, h, d, norm):
+@of_two_bytes
+def test_packed_in_place(isa, h, d, norm, of_x):
     """q and k inside packed rows: the bits of the separate ones, and v as it was."""
-    packed = torch.randn(2, 21, 3, h, d, device="cuda").half()
+    packed = torch.randn(2, 21, 3, h, d, device="cuda").to(of_x)
     before = packed.clone()
     q, k, v = packed.unbind(2)
-    _, _, qw, kw = inputs(1, 1, h, d, norm)
+    _, _, qw, kw = inputs(1, 1, h, d, norm, of_x)
     table = rotations("matrix", 1, 21, d, "wan")
     want = rms_rope(q.contiguous(), k.contiguous(), qw, kw, *table, eps=EPS, norm=norm, policy=on(isa))
     rms_rope_(q, k, qw, kw, *table, eps=EPS, norm=norm, policy=on(isa))
@@ -122,9 +125,10 @@ def test_packed_in_place(isa, h, d, norm):
 
 @pytest.mark.parametrize("layout", ["shifted", "gaps", "odd gaps", "every other row", "turned"])
 @pytest.mark.parametrize(("h", "d"), [(12, 128), (5, 64), (2, 10)])
-def test_layouts(isa, h, d, layout):
+@of_two_bytes
+def test_layouts(isa, h, d, layout, of_x):
     for norm, place, interleaved in (("token", "wan", True), ("head", "flux", False)):
-        q, k, qw, kw = inputs(2, 13, h, d, norm)
+        q, k, qw, kw = inputs(2, 13, h, d, norm, of_x, of_x=of_x)
         q, k = WAYS[layout](q), WAYS[layout](k)
         rotation, _ = rotations("batch", 2, 13, d, place)
         if layout == "shifted":
@@ -191,9 +195,10 @@ def test_outliers(isa, h, d):
 
 @pytest.mark.parametrize(("h", "d"), [(12, 128), (2, 10)])
 @pytest.mark.parametrize("interleaved", [True, False])
-def test_special_values(isa, h, d, interleaved):
+@of_two_bytes
+def test_special_values(isa, h, d, interleaved, of_x):
     for norm in ("token", "head"):
-        q, k, qw, kw = inputs(1, 12, h, d, norm)
+        q, k, qw, kw = inputs(1, 12, h, d, norm, of_x, of_x=of_x)
         for i, value in enumerate((torch.nan, torch.inf, -torch.inf)):
             q[0, i, 0, i], k[0, i + 6, h - 1, d - 1 - i] = value, value
         qw[5] = torch.inf
@@ -209,17 +214,23 @@ def test_special_values(isa, h, d, interleaved):
 
 @pytest.mark.parametrize("norm", ["token", "head"])
 @pytest.mark.parametrize(("h", "k_heads", "d"), [(12, 12, 128), (9, 2, 128), (5, 5, 64), (24, 24, 128), (17, 17, 256)])
-def test_every_tactic(isa, h, k_heads, d, norm):
-    """However the rows are cut, the result is right; a row that a piece holds exactly, and one with room to spare."""
+@of_two_bytes
+def test_every_tactic(isa, h, k_heads, d, norm, of_x):
+    """However the rows are cut, the result is right; a row that a piece holds exactly, and one with room to spare. Where there is
+    no piece of bf16 for a row, it is the `any` kernel's."""
+    pieces = PIECES if of_x is torch.float16 else PIECES_OF_BF16
     for s, form, interleaved in ((1, "matrix", True), (90, "matrix", True), (7, "matrix", False), (8, "cos", False)):
-        tensors, table = inputs(2, s, h, d, norm, k_heads=k_heads), rotations(form, 2, s, d)
+        tensors, table = inputs(2, s, h, d, norm, of_x, k_heads=k_heads, of_x=of_x), rotations(form, 2, s, d)
         call = Call("rms_rope_", (*tensors, *table), (EPS, norm, interleaved), on(isa))
         tactics = OPS["rms_rope_"].candidates[0].tactics(call)
-        assert len(tactics) == sum(
-            len(packs) if norm == "head" else 1
-            for (kind, _), packs in PIECES.items()
+        there = [
+            len(packs)
+            if norm == "head"
+            else max(Tactic(kind, holder, each).width for each in packs) >= max(h, k_heads) * d
+            for (kind, holder), packs in pieces.items()
             if kind == norm + ("" if interleaved else "_sines" if form == "cos" and norm == "head" else "_halves")
-        )
+        ]
+        assert len(tactics) == max(sum(there), 1) and (sum(there) or of_x is torch.bfloat16)
         for tactic in tactics:
             got = tensors[0].clone(), tensors[1].clone()
             tactic.prepare(call)(*got, *call.tensors[2:])

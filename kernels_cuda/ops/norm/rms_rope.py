@@ -19,7 +19,7 @@ from ...launcher import MAX_GRID, Card, Launch, Pointer, parameter_struct
 from ...plans import plan_of, strides
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate, nothing, overwriting
-from ..views.checks import check_eps, check_one_of, check_written, mixed_dtypes, wrong_dtype
+from ..views.checks import beside, check_eps, check_one_of, check_written, mixed_dtypes, wrong_dtype
 from ..views.half_range import in_type
 from ..views.rows import row_classes
 from .rms import by_its_rms
@@ -27,7 +27,7 @@ from .rms import by_its_rms
 Norm = Literal["token", "head", "none"]
 
 HEADS = (16, 32, 64, 128, 256)  # head sizes whose head is a group of neighbouring lanes
-TYPES = (torch.float16, torch.float32)
+ANY = {torch.float16: "rms_rope_any", torch.bfloat16: "rms_rope_bf16_any"}  # of q and k
 PACK = 8  # kPack
 WARP = 32
 BLOCK_WARPS = 4  # kBlockWarps
@@ -43,6 +43,14 @@ PIECES = {
     ("head_halves", "warp"): (4,),
     ("head_sines", "warp"): (4, 8, 2),
 }
+# The same of bf16: what models without fp16 have. Wider rows are the `any` kernel's.
+PIECES_OF_BF16 = {
+    ("token", "warp"): (8,),
+    ("token", "block"): (5,),
+    ("head", "warp"): (4,),
+    ("head_halves", "warp"): (4,),
+    ("head_sines", "warp"): (4,),
+}
 
 
 @dataclass(frozen=True)
@@ -56,9 +64,9 @@ class Tactic:
     def __str__(self) -> str:
         return f"{self.holder} {self.packs} packs"
 
-    @property
-    def kernel(self) -> str:
-        return f"rms_rope_{self.kind}_{self.holder}_{self.packs}"
+    def kernel(self, dtype: torch.dtype) -> str:
+        of_bf16 = "bf16_" if dtype is torch.bfloat16 else ""
+        return f"rms_rope_{of_bf16}{self.kind}_{self.holder}_{self.packs}"
 
     @property
     def warps(self) -> int:
@@ -86,14 +94,15 @@ def rms_rope_(
 ) -> None:
     """RMSNorm of q and k, then RoPE, in place. The norm, its weights, the rotation and k are optional.
 
-    q, k      [batch, tokens, heads, d] fp16 with any strides but the last: views of a packed [b, s, 3 * h * d] buffer,
-              or of [b, h, s, d] transposed. Overwritten where they lie, and must not overlap each other. k may have
-              other tokens and heads than q
+    q, k      [batch, tokens, heads, d], both fp16 or bf16, with any strides but the last: views of a packed
+              [b, s, 3 * h * d] buffer, or of [b, h, s, d] transposed. Overwritten where they lie, and must not overlap
+              each other. k may have other tokens and heads than q
     norm      "token": the mean over heads * d, weights [heads * d] (Wan). "head": over d, weights [d] (Flux, Qwen3)
     rotation  2x2 matrices [s, d/2, 2, 2], [1 or b, s, d/2, 2, 2] or with a dimension of one for the heads, as stock
               hands them: [1 or b, 1, s, d/2, 2, 2] (Flux), [1 or b, s, 1, d/2, 2, 2] (Wan). With `sin`: cosines
     sin       cosines and sines: [s, d/2], [1 or b, s, d/2] or with a dimension of one for the heads. fp16 or fp32, as
-              the matrices and the weights are. Of a table with more tokens than q and k the first are used
+              the matrices and the weights are; bf16 or fp32 if q is bf16. Of a table with more tokens than q and k the
+              first are used
     interleaved  True: elements 2j and 2j + 1 turn together. False: elements j and j + d/2
     Arithmetic is fp32, rounded once at the end.
     """
@@ -266,8 +275,9 @@ def validate(call: Call) -> None:
 def obstacles(call: Call) -> Iterator[str]:
     """What keeps the kernels from serving a call."""
     o = Operands.of(call.tensors, call.options[1])
-    yield from wrong_dtype((torch.float16,), **o.streams)
-    yield from wrong_dtype(TYPES, **o.weights, **o.tables)
+    yield from wrong_dtype(ANY, **o.streams)
+    yield from mixed_dtypes(o.streams)
+    yield from wrong_dtype(beside(o.q), **o.weights, **o.tables)
     yield from mixed_dtypes(o.weights)
     yield from mixed_dtypes(o.tables)
     for name, t in {**o.streams, **o.weights}.items():
@@ -311,12 +321,12 @@ def _prepare(call: Call, o: Operands, card: Card, tactic: Tactic | None) -> Laun
         **strides("batch token", used=True, **dict(zip(("rotation", "sines"), o.tables.values(), strict=False))),
     )
     if tactic is None:
-        kernel = card.kernel("rms_rope", "rms_rope_any")
+        kernel = card.kernel("rms_rope", ANY[o.q.dtype])
         threads = min(ANY_THREADS, -(-o.width // WARP) * WARP)
         blocks = kernel.resident_blocks(threads) * card.multiprocessors * 2
         grid = min(s, blocks), min(b, MAX_GRID[1]), 1
     else:
-        kernel = card.kernel("rms_rope", tactic.kernel)
+        kernel = card.kernel("rms_rope", tactic.kernel(o.q.dtype))
         threads = BLOCK_WARPS * WARP
         for name, t in o.streams.items():
             setattr(params, f"{name}_pieces", _pieces(t, tactic))
@@ -350,7 +360,7 @@ def ways(call: Call) -> list[Tactic]:
     pairs = "" if interleaved else "_halves" if norm == "token" or o.table is None or o.table.sin is None else "_sines"
     kind = ("token" if norm == "token" else "head") + pairs
     found = []
-    for (of, holder), packs in PIECES.items():
+    for (of, holder), packs in (PIECES_OF_BF16 if o.q.dtype is torch.bfloat16 else PIECES).items():
         fits = [Tactic(kind, holder, each) for each in packs if of == kind]
         if norm == "token":
             fits = [tactic for tactic in fits if tactic.width >= o.width][:1]
@@ -370,6 +380,13 @@ def shape_class(call: Call) -> str:
     return f"{norm} {'interleaved' if interleaved else 'halves'} heads {heads} {sizes}{layout}"
 
 
+_KERNELS = [
+    Tactic(kind, holder, packs).kernel(dtype)
+    for dtype, pieces in ((torch.float16, PIECES), (torch.bfloat16, PIECES_OF_BF16))
+    for (kind, holder), each in pieces.items()
+    for packs in each
+]
+
 RMS_ROPE_ = Op(
     name="rms_rope_",
     schema=(
@@ -381,10 +398,5 @@ RMS_ROPE_ = Op(
     candidates=(CudaCandidate("cuda", obstacles, plan, ways), StockCandidate(overwriting(stock, 2))),
     shape_class=shape_class,
     validate=validate,
-    kernels={
-        "rms_rope": (
-            "rms_rope_any",
-            *(Tactic(kind, holder, packs).kernel for (kind, holder), each in PIECES.items() for packs in each),
-        )
-    },
+    kernels={"rms_rope": (*ANY.values(), *_KERNELS)},
 )

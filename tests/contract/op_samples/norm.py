@@ -352,6 +352,7 @@ CONTRACTS = {
         _rotated,
         slack=2e-6,
         stock=8e-3,
+        bf16=True,
         special=("q",),
         base=_ROW,
         wrong=[
