@@ -1,4 +1,4 @@
-"""gated_residual and gated_residual_ at the shapes of Wan 2.1, Wan 2.2 5B, Flux and UMT5."""
+"""gated_residual and gated_residual_ at the shapes of Wan 2.1, Wan 2.2 5B, Flux, Qwen-Image and UMT5."""
 
 from __future__ import annotations
 
@@ -58,6 +58,14 @@ ROWS = [
     Row("gated_residual_", "Flux 1024x1024: 4608x3072", lambda: gated(1, 4608, 3072), (False,), stock, moved),
     Row(
         "gated_residual_", "Wan 1.3B one latent frame: 1560x1536", lambda: gated(1, 1560, 1536), (False,), stock, moved
+    ),
+    Row(
+        "gated_residual_",
+        "Qwen-Image 2048x2048, bf16: 16384x3072",
+        lambda: tuple(None if t is None else t.bfloat16() for t in gated(1, 16384, 3072)),
+        (False,),
+        stock,
+        moved,
     ),
     Row(
         "gated_residual_",

@@ -104,4 +104,11 @@ ROWS = [
         )
         for rotation in (0, GROUP)
     ),
+    Row(
+        "rows_to_int8",
+        "Qwen-Image 2048x2048, bf16: 16384x3072",
+        lambda: (half(1, 16384, 3072).bfloat16(),),
+        (0,),
+        INT8_ROWS.stock,
+    ),
 ]

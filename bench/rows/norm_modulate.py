@@ -1,4 +1,4 @@
-"""norm_modulate at the shapes of Wan 2.1 and Wan 2.2 5B."""
+"""norm_modulate at the shapes of Wan 2.1, Wan 2.2 5B and, in bf16, Qwen-Image."""
 
 from __future__ import annotations
 
@@ -9,16 +9,24 @@ from ...kernels_cuda.ops.norm.norm_modulate import stock
 from ..row import Row, Tensors
 
 LAYER = (1e-6, "layer", None)
+BF16 = torch.bfloat16
 
 
 def half(*shape: int) -> Tensor:
     return torch.randn(*shape, device="cuda").half()
 
 
-def norm(b: int, s: int, d: int, dtype: torch.dtype = torch.float16, per_token: bool = False) -> Tensors:
-    """As WanAttentionBlock has them: scale and shift are chunks of the six modulation rows."""
+def norm(
+    b: int,
+    s: int,
+    d: int,
+    dtype: torch.dtype = torch.float16,
+    per_token: bool = False,
+    of_x: torch.dtype = torch.float16,
+) -> Tensors:
+    """As WanAttentionBlock has them: scale and shift, of `dtype`, are chunks of the six modulation rows."""
     rows = torch.randn(b, s if per_token else 1, 6, d, device="cuda").to(dtype).unbind(2)
-    return half(b, s, d), rows[1], rows[0], None, None
+    return half(b, s, d).to(of_x), rows[1], rows[0], None, None
 
 
 ROWS = [
@@ -35,6 +43,20 @@ ROWS = [
     ),
     Row(
         "norm_modulate", "Wan 2.2 5B, per token: 27280x3072", lambda: norm(1, 27280, 3072, per_token=True), LAYER, stock
+    ),
+    Row(
+        "norm_modulate",
+        "Qwen-Image 2048x2048, bf16: 16384x3072",
+        lambda: norm(1, 16384, 3072, BF16, of_x=BF16),
+        LAYER,
+        stock,
+    ),
+    Row(
+        "norm_modulate",
+        "Qwen-Image, bf16, fp32 modulation: 16384x3072",
+        lambda: norm(1, 16384, 3072, torch.float32, of_x=BF16),
+        LAYER,
+        stock,
     ),
     Row(
         "norm_modulate",

@@ -1,4 +1,4 @@
-"""rms_rope_ at the shapes of Wan 2.1, Flux and Qwen3, q and k inside a packed projection.
+"""rms_rope_ at the shapes of Wan 2.1, Flux, Qwen-Image and Qwen3, q and k inside a packed projection.
 
 Stock turns q and k of Wan and Flux with comfy-kitchen's kernel, where that is installed and torch is built for CUDA 13
 or newer; for older torch (most Turing users) comfy-kitchen itself falls back to torch. The
@@ -38,9 +38,9 @@ def wan(b: int, s: int, h: int) -> Tensors:
     return q, k, half(h * 128), half(h * 128), matrices(s, 128), None
 
 
-def flux(s: int) -> Tensors:
-    q, k, _ = half(1, s, 3, 24, 128).unbind(2)
-    return q, k, half(128), half(128), matrices(s, 128).transpose(1, 2), None
+def flux(s: int, dtype: torch.dtype = torch.float16) -> Tensors:
+    q, k, _ = half(1, s, 3, 24, 128).to(dtype).unbind(2)
+    return q, k, half(128).to(dtype), half(128).to(dtype), matrices(s, 128).transpose(1, 2), None
 
 
 def qwen(s: int) -> Tensors:
@@ -94,6 +94,7 @@ ROWS = [
     Row("rms_rope_", "Wan 14B cross attention, no rope: 32760x40x128", lambda: cross(32760, 40), WAN, stock, moved),
     row("rms_rope_", "Flux 1024x1024: 4608x24x128 packed", lambda: flux(4608), FLUX),
     row("rms_rope_", "Flux 2048x2048: 16896x24x128 packed", lambda: flux(16896), FLUX),
+    row("rms_rope_", "Qwen-Image 2048x2048, bf16: 16384x24x128", lambda: flux(16384, torch.bfloat16), FLUX),
     Row("rms_rope_", "Qwen3 8B, halves: 512x(32+8)x128 packed", lambda: qwen(512), QWEN, stock, moved),
     Row("rms_rope_", "Qwen3 8B, halves: 16384x(32+8)x128 packed", lambda: qwen(16384), QWEN, stock, moved),
 ]
