@@ -21,11 +21,17 @@ def word(value: Tensor | torch.dtype) -> str:
     return str(value.dtype if isinstance(value, Tensor) else value).removeprefix("torch.")
 
 
+def listed(known: Collection[torch.dtype]) -> str:
+    """`float16, float32 and bfloat16`."""
+    *others, last = map(word, known)
+    return f"{', '.join(others)} and {last}" if others else last
+
+
 def wrong_dtype(known: Collection[torch.dtype], **tensors: Tensor | None) -> Iterator[str]:
     """A tensor of a type no kernel was compiled for."""
     for name, t in tensors.items():
         if t is not None and t.dtype not in known:
-            yield f"{name} is {word(t)}, the kernels take {' and '.join(word(dtype) for dtype in known)}"
+            yield f"{name} is {word(t)}, the kernels take {listed(known)}"
 
 
 def beside(x: Tensor) -> tuple[torch.dtype, torch.dtype]:
@@ -36,7 +42,7 @@ def beside(x: Tensor) -> tuple[torch.dtype, torch.dtype]:
 def wrong_output(known: Collection[torch.dtype], dtype: torch.dtype) -> Iterator[str]:
     """A result of a type that no kernel writes."""
     if dtype not in known:
-        yield f"the output is {word(dtype)}, the kernels write {' and '.join(word(one) for one in known)}"
+        yield f"the output is {word(dtype)}, the kernels write {listed(known)}"
 
 
 def unseen(view: object, name: str = "") -> Iterator[str]:
