@@ -22,8 +22,7 @@
 #include "attention_limits.cuh"
 #include "staging.cuh"
 
-enum class Scores { kFloat, kHalf, kInt };   // what they are summed in
-enum class Asked { kPlain, kListed, kAny };  // lengths and grouped heads; block lists too; everything
+enum class Scores { kFloat, kHalf, kInt };  // what they are summed in
 
 // How a block is cut. 32 queries per warp, so that a fragment of keys or values feeds two mma. kSharedSteps: how many
 // k-steps of the queries leave the registers for shared memory, as few as keep the compiler from spilling.

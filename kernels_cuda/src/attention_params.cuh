@@ -3,6 +3,8 @@
 
 #include "mma.cuh"
 
+enum class Asked { kPlain, kListed, kAny };  // lengths and grouped heads; block lists too; everything
+
 struct AttentionParams {
     const __half* q;
     const __half* k;
@@ -15,7 +17,10 @@ struct AttentionParams {
     const int* block_list;      // key blocks a query block visits, or null: all
     const int* block_counts;    // how many
     const float* q_scales;      // of 8-bit queries, one per row; null where they are halves
-    const float* k_scales;      // of 8-bit keys, one per 32 keys, four for each 128
+    const float* k_scales;      // of 8-bit keys, one per 32 keys, four for each 128; or one per 64
+    const float* v_scales;      // of 8-bit values, one per channel; null where they are halves
+    const float* v_means;       // ... what was taken from them before they were rounded
+    const int* v_sums;          // ... sums of the rounded ones
     // What stands for the key blocks that a query block does not visit: the mean of each block's keys, the mean of its
     // values, and which blocks it does visit, a bit each, least first. Null: nothing stands for them.
     const __half* tail_k;
