@@ -113,7 +113,7 @@ def cut_of(unit: str, name: str) -> tuple[int, ...]:
     """How a kernel cuts the work, where a compiled one would say so: made up, another one for each name."""
     number = zlib.crc32(name.encode())
     threads, shared = 128 * (1 + number % 2), 16 * (1000 + number % 5000)
-    if unit == "attention":
+    if unit in ("attention", "attention_int8"):
         return 64 * (1 + number % 2), threads, shared
     if unit in ("conv", "bordered_conv"):
         sizes = re.search(r"_(\d+)x(\d+)_(precise|fast)$", name)

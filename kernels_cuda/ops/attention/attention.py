@@ -39,7 +39,9 @@ from .sdpa import SERVING, TorchBackend, run_stock, stock_begins
 
 Maybe = Tensor | None
 
+UNIT, INT8_UNIT = "attention", "attention_int8"
 HEADS = (64, 96, 128, 384)  # elements of a head the kernels were compiled for
+ONLY_INT8 = 256  # ... that has a kernel for 8-bit values alone
 WIDE = 384  # the VAE's single head has a kernel of its own
 REFERENCE_ROWS = 1024  # queries at a time: bounds what the reference holds
 MOST_TOKENS = 2**30
@@ -78,7 +80,8 @@ def attention(
     tail           of whole blocks that are not listed, their means are seen
     Returns a contiguous [batch, q tokens, heads, d]. A query that sees no key is zero. Softmax is fp32; with precision
     `fast` the tensor cores may accumulate in fp16, folded into fp32 every few steps; with `turbo` the queries and more than
-    1024 keys may be rounded to 8 bits, with a scale for each row, or 32 keys.
+    1024 keys may be rounded to 8 bits, with a scale for each row, or 32 or 64 keys; and so may values, by channel, and weights,
+    by row and 64 keys.
     """
     tensors, options = arguments(
         q,
@@ -143,6 +146,7 @@ def fake(q: Tensor, *_: object) -> Tensor:
 AttentionParams = parameter_struct(
     "AttentionParams",
     (Pointer, "q k v out key_lengths bias mask relative block_list block_counts q_scales k_scales"),
+    (Pointer, "v_scales v_means v_sums"),
     (Pointer, "tail_k tail_v tail_scales visited"),
     (c_int64, " ".join(f"{t}_{where}" for t in ("q", "k", "v", "out") for where in PLACES)),
     (c_int64, "bias_batch bias_head bias_query mask_batch mask_head mask_query relative_head"),
@@ -160,7 +164,9 @@ def obstacles(call: Call) -> Iterator[str]:
     """What keeps the kernels from serving a call."""
     o = Operands.of(call.tensors, call.options)
     yield from wrong_dtype((torch.float16,), q=o.q, k=o.k, v=o.v)
-    yield from head_obstacles(o.q, HEADS)
+    yield from head_obstacles(o.q, (*HEADS, ONLY_INT8))
+    if not ways(call):
+        yield f"heads of {ONLY_INT8} elements are served in 8 bits alone: with turbo, and more than {SHORT} keys"
     if o.q.shape[3] == WIDE and not o.plain:
         yield f"heads of {WIDE} elements are served without masks, windows and block lists only"
     if o.scale <= 0:
@@ -204,7 +210,8 @@ def _list_obstacles(o: Operands) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Tactic:
-    """How the tensor cores multiply and add: a precision, or `turbo half`, which adds values in FP16 as `fast` does."""
+    """How the tensor cores multiply and add: a precision; `turbo half`, which adds values in FP16 as `fast` does; or `turbo
+    int8`, whose values are 8-bit numbers too."""
 
     precision: str
 
@@ -216,16 +223,25 @@ class Tactic:
     def __str__(self) -> str:
         return self.precision
 
+    @property
+    def rounds_values(self) -> bool:
+        return self.precision == "turbo_int8"
 
-PRECISE, FAST, TURBO, TURBO_HALF = (Tactic(name) for name in ("precise", "fast", "turbo", "turbo_half"))
-WAYS = {"precise": [PRECISE], "fast": [FAST, PRECISE], "turbo": [TURBO_HALF, TURBO, FAST, PRECISE]}
+
+PRECISE, FAST, TURBO, TURBO_HALF, TURBO_INT8 = (
+    Tactic(name) for name in ("precise", "fast", "turbo", "turbo_half", "turbo_int8")
+)
+WAYS = {"precise": [PRECISE], "fast": [FAST, PRECISE], "turbo": [TURBO_INT8, TURBO_HALF, TURBO, FAST, PRECISE]}
 
 
 def ways(call: Call) -> list[Tactic]:
     """Each tier offers what is more precise too: where the card's fp32 accumulation is as quick, that may win."""
     o = Operands.of(call.tensors, call.options)
-    rounded = o.q.shape[3] != WIDE and o.k.shape[1] > SHORT
-    return [tactic for tactic in WAYS[call.policy.attends] if rounded or not tactic.in_8_bits]
+    d, long = o.q.shape[3], o.k.shape[1] > SHORT
+    tier = WAYS[call.policy.attends]
+    if d == ONLY_INT8:
+        return [tactic for tactic in tier if long and tactic.rounds_values]
+    return [tactic for tactic in tier if (long and d != WIDE) or not tactic.in_8_bits]
 
 
 def first_way(call: Call, card: Card) -> Tactic:
@@ -262,7 +278,7 @@ def plan(call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
     heads = o.q.shape[2]
     if not tactic.in_8_bits:
         return plan_of(_launch(call, o, card, tactic, heads), _pointers(o), call.tensors, out=new_out)
-    parts = list(int8_heads.pieces(o.q, o.k))
+    parts = list(int8_heads.pieces(o.q, o.k, tactic.rounds_values))
     if len(parts) < 2:
         launch = _in_8_bits(call, card, tactic, heads)
 
@@ -292,16 +308,22 @@ def _pointers(o: Operands) -> str:
 def _in_8_bits(call: Call, card: Card, tactic: Tactic, all_heads: int) -> Callable[..., None]:
     """As `_launch`, with queries and keys that are rounded first. Takes the output and operands."""
     o = Operands.of(call.tensors, call.options)
-    convert = int8_heads.plan(card, o, call.describe())
+    together = int8_heads.TILE if tactic.rounds_values else int8_heads.TOGETHER
+    convert = int8_heads.plan(card, o, call.describe(), together)
     scaled = o.q, o.k, None if o.tail is None else o.tail.k  # scales are there where these are
-    given = (o.q, *call.tensors, *scaled)
-    names = f"out {_pointers(o)} q_scales k_scales tail_scales"
-    launch = plan_of(_launch(call, o, card, tactic, all_heads), names, given)
+    values = (o.v,) * 3 if tactic.rounds_values else ()
+    names = f"out {_pointers(o)} q_scales k_scales tail_scales v_scales v_means v_sums"
+    launch = plan_of(_launch(call, o, card, tactic, all_heads), names, (o.q, *call.tensors, *scaled, *values))
+    convert_values = int8_heads.plan_values(card, o, call.describe()) if tactic.rounds_values else None
 
     def run(out: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Maybe, key_lengths: Maybe, *rest: Maybe) -> None:
         *lists, tail_k, tail_v, visited = rest
         (q, q_scales), (k, k_scales), (tail_k, tail_scales) = convert(q, k, key_lengths, tail_k)
-        launch(out, q, k, v, mask, key_lengths, *lists, tail_k, tail_v, visited, q_scales, k_scales, tail_scales)
+        more: tuple[Tensor, ...] = ()
+        if convert_values is not None:
+            (v, *more), tail_v = convert_values(v, key_lengths, tail_v)
+        scales = q_scales, k_scales, tail_scales, *more
+        launch(out, q, k, v, mask, key_lengths, *lists, tail_k, tail_v, visited, *scales)
 
     return run
 
@@ -309,7 +331,8 @@ def _in_8_bits(call: Call, card: Card, tactic: Tactic, all_heads: int) -> Callab
 def _launch(call: Call, o: Operands, card: Card, tactic: Tactic, all_heads: int) -> Launch:
     """The launch of a call, or of some heads of it, into a contiguous output with all heads."""
     b, s, h, d = o.q.shape
-    kernel = card.kernel("attention", kernel_name(d, tactic, _asked(o)))
+    unit = INT8_UNIT if tactic.rounds_values else UNIT
+    kernel = card.kernel(unit, kernel_name(d, tactic, _asked(o)))
     rows, threads, shared_bytes = kernel.cut
     fields = {
         "q_length": s,
@@ -328,22 +351,31 @@ def _launch(call: Call, o: Operands, card: Card, tactic: Tactic, all_heads: int)
     if o.mask is not None:
         mask, where = o.mask.expand(b, h, s, o.k.shape[1]), "batch head query"
         fields |= strides(where, mask=mask) if mask.dtype is torch.bool else strides(where, bias=mask)
-    fields |= _of_lists(o) | (_of_8_bits(o) if tactic.in_8_bits else {})
+    fields |= _of_lists(o) | (_of_8_bits(o, tactic) if tactic.in_8_bits else {})
     grid, shape = (-(-s // rows), h, b), call.describe()
     return kernel.prepare(AttentionParams(**fields), grid=grid, block=threads, shape=shape, shared_bytes=shared_bytes)
 
 
-def _of_8_bits(o: Operands) -> dict[str, Any]:
-    """Strides of 8-bit queries, keys and means, in units of 2 bytes, and of their scales."""
-    parts = [("q", "q_scale", o.q, 1), ("k", "k_scale", o.k, int8_heads.TOGETHER)]
+def _of_8_bits(o: Operands, tactic: Tactic) -> dict[str, Any]:
+    """Strides of 8-bit queries, keys, values and means, in units of 2 bytes, and of their scales."""
+    together = int8_heads.TILE if tactic.rounds_values else int8_heads.TOGETHER
+    parts = [("q", "q_scale", o.q, 1), ("k", "k_scale", o.k, together)]
+    tiles = [("v", o.v)]
     if o.tail is not None:
-        parts.append(("tail_k", "tail_scale", o.tail.k, int8_heads.TOGETHER))
+        parts.append(("tail_k", "tail_scale", o.tail.k, together))
+        tiles.append(("tail_v", o.tail.v))
     fields: dict[str, int] = {}
-    for name, scale, t, together in parts:
+    for name, scale, t, of in parts:
         _, tokens, heads, d = t.shape
-        row, scales = int8_heads.pitch(d) // 2, int8_heads.scale_count(tokens, together)
+        row, scales = int8_heads.pitch(d) // 2, int8_heads.scale_count(tokens, of)
+        if of == int8_heads.TILE:
+            tokens = scales * of
         fields |= {f"{name}_token": row, f"{name}_head": tokens * row, f"{name}_batch": heads * tokens * row}
         fields |= {f"{scale}_head": scales, f"{scale}_batch": heads * scales}
+    for name, t in tiles if tactic.rounds_values else ():
+        _, tokens, heads, d = t.shape
+        head = -(-tokens // int8_heads.TILE) * int8_heads.TILE * d // 2
+        fields |= {f"{name}_token": d // 2, f"{name}_head": head, f"{name}_batch": heads * head}
     return fields
 
 
@@ -384,9 +416,10 @@ def shape_class(call: Call) -> str:
 
 
 KERNELS = (
-    *(kernel_name(d, tactic, asked) for d in HEADS if d != WIDE for tactic in WAYS["turbo"] for asked in ASKED),
+    *(kernel_name(d, way, asked) for d in HEADS if d != WIDE for way in WAYS["turbo"][1:] for asked in ASKED),
     *(kernel_name(WIDE, tactic, "") for tactic in WAYS["fast"]),
 )
+INT8_KERNELS = tuple(kernel_name(d, TURBO_INT8, asked) for d in int8_heads.ROUNDED_HEADS for asked in ASKED)
 
 
 ATTENTION = Op(
@@ -409,7 +442,8 @@ ATTENTION = Op(
     validate=validate,
     others_race=True,  # torch takes flash before cuDNN, whoever is faster
     kernels={
-        "attention": KERNELS,
+        UNIT: KERNELS,
+        INT8_UNIT: INT8_KERNELS,
         int8_heads.UNIT: int8_heads.KERNELS,
         attention_products.UNIT: attention_products.KERNELS,
     },

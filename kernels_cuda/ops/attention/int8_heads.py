@@ -1,4 +1,4 @@
-"""The queries and keys of an attention as 8-bit numbers: what `turbo` multiplies. Not an op of its own.
+"""The queries, keys and values of an attention as 8-bit numbers: what `turbo` multiplies. Not an op of its own.
 
 The maths, the layout and the access pattern stand at the head of src/int8_heads.cu.
 """
@@ -20,17 +20,27 @@ from .attention_operands import Operands, heads_in
 
 UNIT = "int8_heads"
 HEADS = (64, 96, 128)
+ROUNDED_HEADS = (*HEADS, 256)  # whose values are rounded too
 TOGETHER = 32  # rows that share a block; of keys, also a scale
+TILE = 64  # keys that share a scale where values are rounded too, and tokens of a tile of values
+TILES = 4  # of values that a block rounds
 LONGEST_TILE = 128  # keys that attention looks at together
 CHUNK = 512  # tokens that one block adds up
 MOST = 127
 MOST_BYTES = 2**28  # of rounded queries and keys at a time
-KERNELS = tuple(f"{name}_{d}" for name in ("key_sums", "queries_to_int8", "keys_to_int8") for d in HEADS)
+KERNELS = (
+    *(f"keys_to_int8_{d}" for d in HEADS),
+    *(
+        f"{name}_{d}"
+        for name in ("key_sums", "queries_to_int8", "key_tiles_to_int8", "value_ranges", "values_to_int8")
+        for d in ROUNDED_HEADS
+    ),
+)
 
 # Mirrors Int8HeadsParams in src/int8_heads.cu.
 Int8HeadsParams = parameter_struct(
     "Int8HeadsParams",
-    (Pointer, "x x8 scales sums lengths"),
+    (Pointer, "x x8 scales sums least greatest means totals lengths"),
     (c_int64, "x_batch x_token x_head"),
     (c_int, "tokens chunks heads summed"),
 )
@@ -43,9 +53,19 @@ class Int8Heads(NamedTuple):
     scales: Tensor
 
 
+class Int8Values(NamedTuple):
+    """Values less their mean: int8 [batch, heads, tiles, d, 64 tokens]. By channel, [batch, heads, d], fp32 scales and means,
+    and int32 sums of the numbers."""
+
+    numbers: Tensor
+    scales: Tensor
+    means: Tensor
+    sums: Tensor
+
+
 def pitch(d: int) -> int:
     """Bytes of a row: heads of 96 are followed by zeros."""
-    return 64 if d == 64 else 128
+    return {64: 64, 256: 256}.get(d, 128)
 
 
 def span(d: int) -> int:
@@ -55,43 +75,96 @@ def span(d: int) -> int:
 
 def scale_count(tokens: int, together: int) -> int:
     """Scales of a head. Of keys enough for whole tiles: attention looks at all keys of the last one."""
-    return tokens if together == 1 else -(-tokens // LONGEST_TILE) * (LONGEST_TILE // together)
+    tile = max(TILE if together == TILE else LONGEST_TILE, together)
+    return tokens if together == 1 else -(-tokens // tile) * (tile // together)
 
 
-def pieces(q: Tensor, k: Tensor) -> Iterator[tuple[slice, slice]]:
+def pieces(q: Tensor, k: Tensor, with_values: bool = False) -> Iterator[tuple[slice, slice]]:
     """Heads of q and of k that belong together, so many at a time that what is rounded of them stays small."""
     heads, key_heads = q.shape[2], k.shape[2]
-    rounded = q.shape[0] * (heads * q.shape[1] + key_heads * k.shape[1]) * pitch(q.shape[3])
+    of_keys = key_heads * k.shape[1] * (pitch(q.shape[3]) + q.shape[3] * with_values)
+    rounded = q.shape[0] * (heads * q.shape[1] * pitch(q.shape[3]) + of_keys)
     return heads_in(-(-rounded // MOST_BYTES), heads, key_heads)
 
 
 Converted = tuple[Any, Any, Any]  # numbers and scales of queries, keys and tail, whose are None where there is none
 Convert = Callable[[Tensor, Tensor, Tensor | None, Tensor | None], Converted]
+# numbers, scales, means and sums of values, and the tail's numbers
+ConvertValues = Callable[[Tensor, Tensor | None, Tensor | None], tuple[Int8Values, Tensor | None]]
 
 
-def plan(card: Card, o: Operands, describe: str) -> Convert:
-    """From queries, keys, the keys' lengths and the tail's keys to 8 bits; for tensors of the shapes and strides of `o`. Keys
-    and tail are taken less the same mean: that of all keys."""
-    batch, k_tokens, k_heads, d = o.k.shape
-    chunks = -(-k_tokens // CHUNK)
+def launcher(card: Card, o: Operands, describe: str) -> Callable[..., Launch]:
+    """Prepares a kernel by its name, for a tensor, on so many blocks for each head, of so many threads."""
+    k_tokens, d = o.k.shape[1], o.k.shape[3]
 
-    def launch(name: str, t: Tensor, blocks: int) -> Launch:
+    def launch(name: str, t: Tensor, blocks: int, threads: int = TOGETHER * pitch(d) // 8) -> Launch:
         where = strides("batch token head", x=t)
+        chunks = -(-k_tokens // CHUNK)
         params = Int8HeadsParams(tokens=t.shape[1], chunks=chunks, heads=t.shape[2], summed=k_tokens, **where)
         grid = (blocks, t.shape[2], t.shape[0])
-        return card.kernel(UNIT, f"{name}_{d}").prepare(
-            params, grid=grid, block=TOGETHER * pitch(d) // 8, shape=describe
+        return card.kernel(UNIT, f"{name}_{d}").prepare(params, grid=grid, block=threads, shape=describe)
+
+    return launch
+
+
+def plan_values(card: Card, o: Operands, describe: str) -> ConvertValues:
+    """From values, the keys' lengths and the tail's values to 8 bits; for tensors of the shapes and strides of `o`. The tail has
+    the mean and the scales of the values, whose means it is."""
+    batch, tokens, heads, d = o.v.shape
+    launch, chunks = launcher(card, o, describe), -(-tokens // CHUNK)
+
+    def new(*shape: int, dtype: torch.dtype = torch.float32) -> Callable[[], Tensor]:
+        return output((batch, heads, *shape), dtype, card.index)
+
+    made = {name: new(chunks, d) for name in ("sums", "least", "greatest")}
+    ranges = plan_of(
+        launch("value_ranges", o.v, chunks), "x lengths", (o.v, o.key_lengths), **made, totals=new(d, dtype=torch.int32)
+    )
+
+    def rounding(t: Tensor, lengths: Tensor | None, totals: Tensor | None) -> Plan:
+        tiles = -(-t.shape[1] // TILE)
+        names = "x sums least greatest totals lengths"
+        return plan_of(
+            launch("values_to_int8", t, -(-tiles // TILES), 2 * d),
+            names,
+            (t, t, t, t, totals, lengths),
+            x8=new(tiles, d, TILE, dtype=torch.int8),
+            scales=new(d),
+            means=new(d),
         )
 
+    values = rounding(o.v, o.key_lengths, o.v)
+    tails = None if o.tail is None else rounding(o.tail.v, None, None)
+
+    def convert(v: Tensor, lengths: Tensor | None, tail: Tensor | None) -> tuple[Int8Values, Tensor | None]:
+        sums, least, greatest, totals = ranges(v, lengths)
+        numbers, scales, means = values(v, sums, least, greatest, totals, lengths)
+        rest = None if tails is None else tails(tail, sums, least, greatest, None, None)[0]
+        return Int8Values(numbers, scales, means, totals), rest
+
+    return convert
+
+
+def plan(card: Card, o: Operands, describe: str, together: int = TOGETHER) -> Convert:
+    """From queries, keys, the keys' lengths and the tail's keys to 8 bits; for tensors of the shapes and strides of `o`. Keys
+    and tail are taken less the same mean: that of all keys.
+
+    together  keys that share a scale: 32, or TILE, where rows go on, as zeros, to the end of the last tile
+    """
+    batch, k_tokens, k_heads, d = o.k.shape
+    launch, chunks = launcher(card, o, describe), -(-k_tokens // CHUNK)
+
     def rounding(name: str, t: Tensor, blocks: int, scales: int, names: str, *more: Tensor | None) -> Plan:
-        _, tokens, heads, _ = t.shape
+        tokens, heads = blocks * TILE if name == "key_tiles_to_int8" else t.shape[1], t.shape[2]
         new_numbers = output((batch, heads, tokens, pitch(d)), torch.int8, card.index)
         new_scales = output((batch, heads, scales), torch.float32, card.index)
         return plan_of(launch(name, t, blocks), names, (t, *more), x8=new_numbers, scales=new_scales)
 
     def of_keys(t: Tensor, lengths: Tensor | None) -> Plan:
-        blocks = scale_count(t.shape[1], TOGETHER)
-        return rounding("keys_to_int8", t, blocks, blocks, "x sums lengths", t, lengths)
+        blocks = scale_count(t.shape[1], together)
+        return rounding(
+            "key_tiles_to_int8" if together == TILE else "keys_to_int8", t, blocks, blocks, "x sums lengths", t, lengths
+        )
 
     new_sums = output((batch, k_heads, chunks, d), torch.float32, card.index)
     sums = plan_of(launch("key_sums", o.k, chunks), "x lengths", (o.k, o.key_lengths), sums=new_sums)
@@ -139,3 +212,17 @@ def to_int8(x: Tensor, mean: Tensor | None = None, together: int = 1) -> Int8Hea
     inverse = torch.where(finite, most / top, torch.zeros_like(top)).repeat_interleave(together, 2)[:, :, :tokens]
     numbers = torch.nan_to_num(turned * inverse[..., None], 0, 0, 0).round().to(torch.int8)
     return Int8Heads(numbers, torch.where(finite, top * (root / MOST), math.nan))
+
+
+def values_to_int8(v: Tensor, mean: Tensor, most: Tensor) -> Int8Values:
+    """What the kernel makes of v [batch, tokens, heads, d], whose channels have this mean and reach this far from it,
+    [batch, heads, d] fp32."""
+    finite = mean.isfinite() & most.isfinite()
+    top = torch.where(most == 0, torch.full_like(most, MOST), most)
+    inverse = torch.where(finite, torch.full_like(most, MOST) / top, torch.zeros_like(most))
+    wide = (v.float().transpose(1, 2) - mean[:, :, None]) * inverse[:, :, None]
+    numbers = torch.nan_to_num(wide, 0, 0, 0).round().clamp(-MOST, MOST).to(torch.int8)
+    padded = torch.nn.functional.pad(numbers, (0, 0, 0, -v.shape[1] % TILE))
+    tiles = padded.unflatten(2, (-1, TILE)).transpose(-1, -2).contiguous()
+    scales = torch.where(finite, top / torch.full_like(top, MOST), math.nan)
+    return Int8Values(tiles, scales, mean, numbers.sum(2, dtype=torch.int32))
