@@ -22,6 +22,7 @@ from fusestream.kernels_cuda.ops.attention.int8_heads import Int8Heads
 EXAMPLES = int(os.environ.get("FUSESTREAM_EXAMPLES") or 2500)
 HEADS = int8_heads.HEADS
 TACTICS = (op.PRECISE, op.FAST, op.TURBO, op.TURBO_HALF)
+ROUNDED_HEADS = int8_heads.ROUNDED_HEADS
 
 
 @pytest.fixture(params=[op.TURBO, op.TURBO_HALF], ids=str)
@@ -167,3 +168,117 @@ def test_some_heads_at_a_time(isa, tactic, asked, monkeypatch):
     monkeypatch.setattr(int8_heads, "MOST_BYTES", 2 * 1400 * 128 * 2)
     assert len(list(int8_heads.pieces(q, k))) > 1
     assert torch.equal(op.plan(call, card(0, isa), tactic)(*call.tensors), whole)
+
+
+# ------------------------------------------------------------------------------------------------- values in 8 bits too
+
+
+def meant_values(values, tokens):
+    """What rounded values stand for, [batch, tokens, heads, d] in float64: their mean is that of all tokens, exactly."""
+    flat = values.numbers.transpose(-1, -2).flatten(2, 3)[:, :, :tokens].double()
+    return flat.transpose(1, 2) * values.scales.double()[:, None]
+
+
+def rounded(isa, call):
+    """Queries, keys and values as the kernels make them, and in float64 what they stand for."""
+    o = Operands.of(call.tensors, call.options)
+    code = card(0, isa)
+    made = int8_heads.plan(code, o, "test", int8_heads.TILE)(o.q, o.k, o.key_lengths, None)
+    values, _ = int8_heads.plan_values(code, o, "test")(o.v, o.key_lengths, None)
+    q8, k8 = (Int8Heads(*one) for one in made[:2])
+    d, tokens = o.q.shape[3], o.k.shape[1]
+    lengths = torch.full((o.q.shape[0],), tokens, device="cuda") if o.key_lengths is None else o.key_lengths
+    off = values.scales.double() * values.sums / lengths.clamp(min=1)[:, None, None]
+    v = meant_values(values, tokens) + (values.means.double() - off)[:, None]
+    return q8, k8, values, (meant(q8, 1, d), meant(k8, int8_heads.TILE, d)[:, :tokens], v)
+
+
+@given(configurations())
+@seed(int(os.environ.get("FUSESTREAM_SEED") or 0))
+@settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+def test_both_products_of_random_configurations(isa, c):
+    """Against float64 over what the numbers stand for. A weight is off by half of a 254th of its tile's largest, and so a row by
+    that share of the values' magnitudes, less their mean."""
+    b, s, t, h, hk, d = c["sizes"]
+    if d not in ROUNDED_HEADS:
+        d = 256
+    q, k, v = inputs(b, s, t, h, hk, d, size=c["size"], layout=c["layout"])
+    mask, asked = options_of(c | {"sizes": (b, s, t, h, hk, d)})
+    call = call_of(isa, q, k, v, mask, **asked)
+    _q8, _k8, values, wide = rounded(isa, call)
+    like = mask if mask is None or mask.dtype is torch.bool else mask.double()
+    exact = reference(*wide, like, **asked)
+    # The largest magnitude of each channel less its mean bounds what rounded weights may move.
+    group = h // hk
+    reach = (values.scales.double() * 127).repeat_interleave(group, 1)[:, None]
+    got = op.plan(call, card(0, isa), op.TURBO_INT8)(*call.tensors).double()
+    assert got.isfinite().all(), str(c)
+    # Of few keys each with a tile's share: at worst every weight of a tile is off by half a step, and the sum with it.
+    allowed = reach * min(1.0, 64 * 1.0 / 254) * 2 + exact.abs() * 2.0**-10 + 1e-3
+    assert ((got - exact).abs() <= allowed).all(), f"{c}: {locate((got - exact).abs() - allowed)}"
+    if exact.numel() > 5000:
+        error = float((got - exact).square().mean().sqrt())
+        assert error <= 0.01 * float(reach.mean()) + 2.0**-10 * float(exact.abs().mean()) + 1e-4, f"{c}: rms {error}"
+
+
+@pytest.mark.parametrize("layout", ["plain", "packed", "heads first", "beginning"])
+@pytest.mark.parametrize("d", ROUNDED_HEADS)
+@pytest.mark.parametrize("t", [1, pytest.param(65, marks=pytest.mark.sanitize), 1100])
+def test_values_are_the_references(isa, d, t, layout):
+    """Bit for bit, less the mean that the kernel found."""
+    q, k, v = inputs(2, 3, t, 3, 3, d, layout=layout)
+    _, _, found, _ = rounded(isa, call_of(isa, q, k, v))
+    torch.testing.assert_close(found.means, v.double().mean(1).float(), rtol=1e-5, atol=1e-5)
+    wide = v.float()
+    most = torch.maximum(wide.amax(1) - found.means, found.means - wide.amin(1))
+    want = int8_heads.values_to_int8(v, found.means, most)
+    for name, one, other in zip(found._fields, found, want, strict=True):
+        assert torch.equal(one, other), name
+
+
+@pytest.mark.parametrize("asked", ["plain", "general", "blocks"])
+@pytest.mark.parametrize("d", ROUNDED_HEADS)
+@pytest.mark.parametrize(("s", "t"), [(1, 1), pytest.param(65, 33, marks=pytest.mark.sanitize), (130, 100)])
+def test_both_products_at_ends_and_corners(isa, d, s, t, asked):
+    c = {"sizes": (2, s, t, 2, 1, d), "scale": None, "lengths": [t, t // 2], "blocks": asked == "blocks"}
+    if asked == "general":
+        c |= {"causal": True, "window": (50, -1), "mask": "bias", "distance": True}
+    q, k, v = inputs(*c["sizes"], layout="beginning")
+    mask, more = options_of(c)
+    call = call_of(isa, q, k, v, mask, **more)
+    got = op.plan(call, card(0, isa), op.TURBO_INT8)(*call.tensors).double()
+    exact, _ = oracle(q, k, v, mask, **more)
+    assert got.isfinite().all() and (got - exact).abs().max() < 0.12, locate((got - exact).abs())
+    assert not got[exact == 0].any(), "rows without keys are zero"
+
+
+@pytest.mark.parametrize("d", ROUNDED_HEADS)
+def test_both_products_err_little_more_than_the_first(isa, d):
+    """The promise of `turbo`: at most 1.5 of the error of 8-bit scores alone for normal numbers, which is where values in 8 bits
+    cost most."""
+    q, k, v = inputs(1, 512, 8192, 2, 2, d)
+    exact = reference(q.double(), k.double(), v.double())
+    call = call_of(isa, q, k, v)
+    _q8, _k8, _, wide = rounded(isa, call)
+    alone = reference(wide[0], wide[1], v.double())
+    got = op.plan(call, card(0, isa), op.TURBO_INT8)(*call.tensors)
+    error = float((got.double() - exact).norm())
+    assert error <= 1.5 * float((alone - exact).norm()), error
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_both_products_carry_what_is_no_number(isa, value):
+    q, k, v = inputs(1, 70, 200, 1, 1, 128)
+    lengths = torch.tensor([150], dtype=torch.int32, device="cuda")
+    k[0, 170], v[0, 180] = value, value
+    call = call_of(isa, q, k, v, key_lengths=lengths)
+    plan = op.plan(call, card(0, isa), op.TURBO_INT8)
+    assert plan(*call.tensors).isfinite().all()
+    q[0, 5, 0, 7] = value
+    got = plan(*call.tensors)
+    assert got[0, 5].isnan().all() and got[0, torch.arange(70, device="cuda") != 5].isfinite().all()
+    v[0, 20, 0, 3] = value
+    got = plan(*call.tensors)
+    assert got[..., 3].isnan().all() and got[0, 6, 0, 4:].isfinite().all()
+    k[0, 20, 0, 3] = value
+    assert plan(*call.tensors).isnan().all()

@@ -60,6 +60,23 @@ def test_what_is_not_seen_does_not_matter():
     assert attention(q, k, v, key_lengths=lengths)[0, :, 0, 3].isnan().all()
 
 
+@pytest.mark.parametrize("tokens", [1, 64, 130])
+def test_values_are_rounded_by_channel_less_their_mean(tokens):
+    """To half a step; what is left of the mean is what the numbers' sums say; no number, a NaN in the scale of its channel."""
+    v = torch.randn(2, tokens, 3, 64).half() + 4
+    mean = v.float().mean(1)
+    most = torch.maximum(v.float().amax(1) - mean, mean - v.float().amin(1))
+    found = int8_heads.values_to_int8(v, mean, most)
+    assert found.numbers.shape == (2, 3, -(-tokens // 64), 64, 64)
+    flat = found.numbers.transpose(-1, -2).flatten(2, 3)
+    assert not flat[:, :, tokens:].any() and torch.equal(flat.sum(2, dtype=torch.int32), found.sums)
+    meant = flat[:, :, :tokens].float() * found.scales[:, :, None] + mean[:, :, None]
+    assert ((meant - v.float().transpose(1, 2)).abs() <= found.scales[:, :, None] * 0.5001).all()
+    mean[0, 1, 7] = torch.nan
+    scales = int8_heads.values_to_int8(v, mean, most).scales
+    assert scales.isnan().sum() == 1 and scales[0, 1, 7].isnan()
+
+
 def test_heads_that_belong_together_are_computed_alike(monkeypatch):
     """`turbo` rounds some heads at a time: what they need of a call is theirs alone, or shared by all."""
     q, k, v = inputs(2, 12, 20, 6, 3, 8)
