@@ -321,7 +321,8 @@ def _in_8_bits(call: Call, card: Card, tactic: Tactic, all_heads: int) -> Callab
         (q, q_scales), (k, k_scales), (tail_k, tail_scales) = convert(q, k, key_lengths, tail_k)
         more: tuple[Tensor, ...] = ()
         if convert_values is not None:
-            (v, *more), tail_v = convert_values(v, key_lengths, tail_v)
+            rounded, tail_v = convert_values(v, key_lengths, tail_v)
+            v, more = rounded.numbers, rounded[1:]
         scales = q_scales, k_scales, tail_scales, *more
         launch(out, q, k, v, mask, key_lengths, *lists, tail_k, tail_v, visited, *scales)
 

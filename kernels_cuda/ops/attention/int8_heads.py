@@ -116,9 +116,15 @@ def plan_values(card: Card, o: Operands, describe: str) -> ConvertValues:
     def new(*shape: int, dtype: torch.dtype = torch.float32) -> Callable[[], Tensor]:
         return output((batch, heads, *shape), dtype, card.index)
 
-    made = {name: new(chunks, d) for name in ("sums", "least", "greatest")}
+    new_of_chunks = new(chunks, d)
     ranges = plan_of(
-        launch("value_ranges", o.v, chunks), "x lengths", (o.v, o.key_lengths), **made, totals=new(d, dtype=torch.int32)
+        launch("value_ranges", o.v, chunks),
+        "x lengths",
+        (o.v, o.key_lengths),
+        sums=new_of_chunks,
+        least=new_of_chunks,
+        greatest=new_of_chunks,
+        totals=new(d, dtype=torch.int32),
     )
 
     def rounding(t: Tensor, lengths: Tensor | None, totals: Tensor | None) -> Plan:
@@ -223,6 +229,6 @@ def values_to_int8(v: Tensor, mean: Tensor, most: Tensor) -> Int8Values:
     wide = (v.float().transpose(1, 2) - mean[:, :, None]) * inverse[:, :, None]
     numbers = torch.nan_to_num(wide, 0, 0, 0).round().clamp(-MOST, MOST).to(torch.int8)
     padded = torch.nn.functional.pad(numbers, (0, 0, 0, -v.shape[1] % TILE))
-    tiles = padded.unflatten(2, (-1, TILE)).transpose(-1, -2).contiguous()
+    tiles = padded.reshape(*padded.shape[:2], -1, TILE, padded.shape[3]).transpose(-1, -2).contiguous()
     scales = torch.where(finite, top / torch.full_like(top, MOST), math.nan)
     return Int8Values(tiles, scales, mean, numbers.sum(2, dtype=torch.int32))
