@@ -17,6 +17,7 @@ from fusestream.kernels_cuda.call import Call
 from fusestream.kernels_cuda.launcher import card
 from fusestream.kernels_cuda.ops.attention import attention as op
 from fusestream.kernels_cuda.ops.attention import int8_heads, sparse_routing
+from fusestream.kernels_cuda.ops.attention.attention import TURBO, TURBO_INT8
 from fusestream.kernels_cuda.ops.attention.attention_operands import Operands, arguments
 from fusestream.kernels_cuda.ops.attention.int8_heads import Int8Heads
 
@@ -118,6 +119,23 @@ def test_the_tail(isa, tactic, c):
     check(got, *want, sums_of(tactic), error, str(c))
 
 
+@given(choices())
+@seed(int(os.environ.get("FUSESTREAM_SEED") or 0))
+@settings(**MORE | {"max_examples": EXAMPLES // 5})
+def test_the_tail_with_values_in_8_bits(isa, c):
+    """As near as scores in 8 bits alone, but for what rounding values and weights costs."""
+    q, k, v = inputs(*c["sizes"], layout=c["layout"])
+    blocks, tail = choose_blocks(q, k, v, **{n: c[n] for n in ("most", "near", "sinks", "deviations")}, policy=on(isa))
+    call = Call("attention", *arguments(q, k, v, blocks=blocks, tail=tail), on(isa, "turbo"))
+    exact, sizes = oracle(q, k, v, blocks=blocks, tail=tail)
+    alone, both = (
+        float((op.plan(call, card(0, isa), tactic)(*call.tensors).double() - exact).norm())
+        for tactic in (TURBO, TURBO_INT8)
+    )
+    assert both <= 2 * alone + 0.01 * float(sizes.norm()), str(c)
+
+
+@pytest.mark.parametrize("tactic", (*TACTICS, TURBO_INT8), ids=str)
 @pytest.mark.parametrize("d", HEADS)
 @pytest.mark.parametrize(("s", "t"), [(1, 1), pytest.param(130, 200, marks=pytest.mark.sanitize)])
 def test_ends_and_corners(isa, tactic, d, s, t):

@@ -164,7 +164,7 @@ def obstacles(call: Call) -> Iterator[str]:
     """What keeps the kernels from serving a call."""
     o = Operands.of(call.tensors, call.options)
     yield from wrong_dtype((torch.float16,), q=o.q, k=o.k, v=o.v)
-    yield from head_obstacles(o.q, (*HEADS, ONLY_INT8))
+    yield from head_obstacles(o.q, sorted((*HEADS, ONLY_INT8)))
     if not ways(call):
         yield f"heads of {ONLY_INT8} elements are served in 8 bits alone: with turbo, and more than {SHORT} keys"
     if o.q.shape[3] == WIDE and not o.plain:
@@ -239,6 +239,8 @@ def ways(call: Call) -> list[Tactic]:
     o = Operands.of(call.tensors, call.options)
     d, long = o.q.shape[3], o.k.shape[1] > SHORT
     tier = WAYS[call.policy.attends]
+    if TURBO_INT8 in tier and _asked(o) == "_general":  # whose code spills
+        tier = [TURBO_HALF, TURBO, TURBO_INT8, FAST, PRECISE]
     if d == ONLY_INT8:
         return [tactic for tactic in tier if long and tactic.rounds_values]
     return [tactic for tactic in tier if (long and d != WIDE) or not tactic.in_8_bits]
