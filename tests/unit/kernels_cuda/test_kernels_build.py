@@ -115,7 +115,7 @@ KNOWN_SPILLS = (
     ("", "attention_96_turbo_int8_general", 792),
     ("", "attention_96_turbo_int8", 64),
     ("", "attention_256_turbo_int8", 656),
-    ("", "attention_64_turbo_int8_general", 64),
+    ("", "attention_64_turbo_int8_general", 892),
     ("sm_75", "attention_128_turbo", 200),
     ("sm_75", "attention_128_", 460),
     ("", "attention_", 40),
