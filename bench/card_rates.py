@@ -154,7 +154,7 @@ def shares(model: Mapping[str, Any], torchs_attention: str, slow: bool = False) 
 
     def fastest(listed: str) -> float:
         """Of all that `turbo` offers."""
-        tiers = ("precise", "fast", "turbo", "turbo_half")
+        tiers = ("precise", "fast", "turbo", "turbo_half", "turbo_int8")
         return max(float(found(f"attention 128 {tier}{listed}")["tflops"]) for tier in tiers) / peak
 
     return {

@@ -117,7 +117,7 @@ class DiffusionModelLoader(Loader):
             "Asked where quality is 'by precision'. "
             "fast lets FuseStream's attention and products add in FP16, which GeForce cards do twice as fast: by "
             f"prediction attention {gains.FAST} as fast as with precise on an {gains.PREDICTED_FOR}. The video changes a "
-            f"little. turbo also multiplies in 8 bits: attention's queries by keys, {gains.TURBO} as fast, and "
+            f"little. turbo also multiplies in 8 bits: both products of attention, {gains.TURBO} as fast, and "
             "all matrices. For long or large videos, which change more. precise adds in FP32. Error of one model call "
             f"beside FP32: {gains.ERRORS}."
         )

@@ -72,7 +72,7 @@ def attention(card: Card, who: Who, head: int, model: Mapping[str, Any], slow: b
     if who == "stock" or head not in OUR_HEADS:
         return fastest
     tiers = {"stored": ("precise",), "precise": ("precise",), "fast": ("fast",)}.get(
-        who, ("precise", "fast", "turbo", "turbo_half")
+        who, ("precise", "fast", "turbo", "turbo_half", "turbo_int8")
     )
     peak = _peak_of_prediction(model)
     for tier in tiers:

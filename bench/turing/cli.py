@@ -172,8 +172,8 @@ def torch_version(path: Path) -> str:
 def run_attention(folder: Path) -> None:
     """Every tier of our attention, as it was compiled into this folder."""
     for variant, names in kernels.VARIANTS.items():
-        data = (folder / variant / kernels.UNIT).read_bytes()
         for one in kernels.OURS:
+            data = (folder / variant / kernels.our_unit(one[1])).read_bytes()
             cut = elf.ints(data, f"{kernels.our_label(*one).replace(' ', '_')}_cut")
             kernel = kernels.our_attention(variant, *one, cut)
             keep(kernel, kernel.label, [data], [CARDS[name] for name in names])

@@ -114,12 +114,15 @@ def torch_serves(kernel: Kernel, card: Card) -> bool:
 
 # ------------------------------------------------------------------------------------------------------------ our own
 
-UNIT = "attention.cubin"
-HEADS, TIERS = (64, 96, 128), ("precise", "fast", "turbo", "turbo_half")
+HEADS, TIERS = (64, 96, 128), ("precise", "fast", "turbo", "turbo_half", "turbo_int8")
 # By the folder of what was compiled: the cards.
 VARIANTS = {"sm_75": ("2060s",), "sm_86": ("3060ti", "4060"), "sm_120": ("5060",)}
 # Lists are for models of many tokens, whose heads have 128 elements.
 OURS = (*((head, tier, "") for head in HEADS for tier in TIERS), *((128, tier, " listed") for tier in TIERS))
+
+
+def our_unit(tier: str) -> str:
+    return "attention_int8.cubin" if tier == "turbo_int8" else "attention.cubin"
 
 
 def our_label(head: int, tier: str, listed: str) -> str:
@@ -127,11 +130,12 @@ def our_label(head: int, tier: str, listed: str) -> str:
 
 
 def our_attention(variant: str, head: int, tier: str, listed: str, cut: tuple[int, ...]) -> Kernel:
-    """cut: rows, threads and shared bytes, as the unit says them. A tile has 32 keys."""
+    """cut: rows, threads and shared bytes, as the unit says them. A tile has 32 keys, or 64 where values are in 8 bits: there
+    the walk leaves out the step that takes the magic number away, too, which stands behind every sixteenth tile."""
     rows, threads, shared = cut
     label = our_label(head, tier, listed)
-    rules = Rules(skip=("SHFL", "FSEL:16"))
-    return Kernel(label, variant, label.replace(" ", "_"), threads, shared, 4 * rows * 32 * head, rules)
+    keys, skip = (64, ("FMUL:40", "SEL:30", "FFMA:60")) if tier == "turbo_int8" else (32, ("SHFL", "FSEL:16"))
+    return Kernel(label, variant, label.replace(" ", "_"), threads, shared, 4 * rows * keys * head, Rules(skip=skip))
 
 
 # ----------------------------------------------------------------------------------------------------- comfy-kitchen's

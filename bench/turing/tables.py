@@ -13,13 +13,13 @@ from .kernels import CUBLAS, HEADS, KITCHEN, KITCHEN_CARDS, OURS, our_label, sto
 
 PAGE = Path(__file__).parent / "README.md"
 _BLOCK = re.compile(r"(<!-- (attention|kitchen):begin ?(\w*) -->\n).*?(<!-- \2:end -->)", re.DOTALL)
-_HEADS = ("heads of", "`precise`", "`fast`", "`turbo`, FP32 sums", "`turbo`, half sums")
+_HEADS = ("heads of", "`precise`", "`fast`", "`turbo`, FP32 sums", "`turbo`, half sums", "`turbo`, values in INT8")
 Stored = Mapping[str, Mapping[str, Any]]  # by what was compiled for
 # The names of ours where theirs are like them: the fastest of these.
 BESIDE = {
-    "`turbo`, heads of 128": ("attention 128 turbo", "attention 128 turbo_half"),
+    "`turbo`, heads of 128": ("attention 128 turbo_int8",),
     "`precise`, heads of 128": ("attention 128 precise",),
-    "`turbo`, heads of 64": ("attention 64 turbo", "attention 64 turbo_half"),
+    "`turbo`, heads of 64": ("attention 64 turbo_int8",),
     "`precise`, heads of 64": ("attention 64 precise",),
     "`linear_int8`": ("linear_int8 128x128", "linear_int8 128x256", "linear_int8 192x128"),
     "`linear_int4`": ("linear_int4 128x128", "linear_int4 128x256"),

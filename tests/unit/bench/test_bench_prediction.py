@@ -146,9 +146,9 @@ def test_unets_round_weights_where_the_rule_does() -> None:
 
 
 def test_blackwells_code_is_as_near_to_adas_as_is_said() -> None:
-    """The shares that an RTX 5060 is given are another generation's."""
+    """The shares that an RTX 5060 is given are another generation's: of halves. Integers have a prediction of their own there."""
     own, adas = (json.loads(path.read_text(encoding="utf-8")) for path in (BLACKWELL_RESULTS, NEWER_RESULTS))
-    compared = [name for name in own if name.startswith("attention 128") and "listed" not in name]
+    compared = [name for name in own if name.startswith("attention 128") and not name.endswith(("listed", "int8"))]
     assert len(compared) == 4
     for name in compared:
         mine, others = (

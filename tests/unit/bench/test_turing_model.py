@@ -304,7 +304,8 @@ def test_kernels_are_read_predicted_and_kept(command: str, tmp_path: Path, monke
         "other": elf.KernelFacts(),
     }
     (tmp_path / "sm_75").mkdir()
-    (tmp_path / "sm_75" / kernels.UNIT).write_bytes(b"")
+    for tier in kernels.TIERS:
+        (tmp_path / "sm_75" / kernels.our_unit(tier)).write_bytes(b"")
     (tmp_path / "version.py").write_text("__version__ = '9.9'")
     page, results = tmp_path / "README.md", tmp_path / "model.json"
     page.write_text("no table")
