@@ -1,7 +1,7 @@
 // Activations that ride along on another kernel's last pass.
 #pragma once
 
-// The argument of `activate`: mirrored by ACTIVATIONS in ops/planes.py.
+// The argument of `activate`: mirrored by ACTIVATIONS in ops/views/planes.py.
 constexpr int kNone = 0, kSilu = 1, kRelu = 2;
 
 // v / (1 + exp(-v)) in five instructions. The approximate exponential and reciprocal are off by a few units of 2^-23,

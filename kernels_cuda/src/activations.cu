@@ -43,7 +43,7 @@ __device__ inline float activate(Kind kind, float x) {
     }
 }
 
-// Mirrored by ActivationParams in ops/activations.py. Pointers first.
+// Mirrored by ActivationParams in ops/elementwise/activations.py. Pointers first.
 struct ActivationParams {
     const void* gate;
     const void* up;  // null: silu or gelu alone

@@ -1,4 +1,5 @@
-// The arguments of attention, the same struct for every kernel. Mirrored by AttentionParams in ops/attention.py.
+// The arguments of attention, the same struct for every kernel. Mirrored by AttentionParams in
+// ops/attention/attention.py.
 #pragma once
 
 #include "mma.cuh"

@@ -26,7 +26,7 @@
 #include "packs.cuh"
 #include "reduce.cuh"
 
-// Mirrored by ChannelRmsParams in ops/channel_rms_silu.py. Pointers first.
+// Mirrored by ChannelRmsParams in ops/norm/channel_rms_silu.py. Pointers first.
 struct ChannelRmsParams {
     const void* x;
     const void* weight;
@@ -237,7 +237,7 @@ __device__ void channels_last(const ChannelRmsParams& p) {
         channel_rms_silu_last_##V(const __grid_constant__ ChannelRmsParams p) { \
         channels_last<V, N>(p);                                                 \
     }
-// PACKS in ops/channel_rms_silu.py
+// PACKS in ops/norm/channel_rms_silu.py
 CHANNELS_LAST(2, 4, 3)
 CHANNELS_LAST(3, 2, 4)
 CHANNELS_LAST(4, 2, 3)

@@ -1,4 +1,4 @@
-// The arguments of every kernel of conv. Mirrored by ConvParams in ops/conv.py.
+// The arguments of every kernel of conv. Mirrored by ConvParams in ops/conv/conv.py.
 #pragma once
 
 #include "mma.cuh"

@@ -19,10 +19,10 @@
 
 #include "eight.cuh"
 
-constexpr int kThreads = 256;  // THREADS in ops/conv_torch.py
+constexpr int kThreads = 256;  // THREADS in ops/conv/conv_torch.py
 constexpr int kHeld = 4;       // packs of a thread, HELD
 
-// Mirrored by ConvRestParams in ops/conv_torch.py. Pointers first.
+// Mirrored by ConvRestParams in ops/conv/conv_torch.py. Pointers first.
 struct ConvRestParams {
     __half* out;
     const void* bias;        // null: 0

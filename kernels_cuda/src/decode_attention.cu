@@ -28,7 +28,7 @@
 
 #include "packs.cuh"
 
-// Mirrored by DecodeParams in ops/decode_attention.py. Pointers first.
+// Mirrored by DecodeParams in ops/attention/decode_attention.py. Pointers first.
 struct DecodeParams {
     const __half* q;
     const __half* keys;
@@ -43,7 +43,7 @@ struct DecodeParams {
     float scale_log2;
 };
 
-constexpr int kThreads = 128;  // THREADS in ops/decode_attention.py
+constexpr int kThreads = 128;  // THREADS in ops/attention/decode_attention.py
 constexpr int kWarps = kThreads / 32;
 constexpr int kAhead = 4;  // keys of a group of lanes that are on their way
 

@@ -26,7 +26,7 @@
 #include "packed_blocks.cuh"
 #include "stores.cuh"
 
-// Mirrored by DequantiseParams in ops/dequantise.py. Pointers first.
+// Mirrored by DequantiseParams in ops/quant/dequantise.py. Pointers first.
 struct DequantiseParams {
     const unsigned char* packed;
     const i64* index;  // which rows of the table; or null

@@ -25,7 +25,7 @@
 
 enum Prediction { kVelocity, kEps, kDenoised };
 
-// Mirrored by StepParams in ops/diffusion_step.py. Pointers first.
+// Mirrored by StepParams in ops/elementwise/diffusion_step.py. Pointers first.
 struct StepParams {
     const void* x;
     const void* cond;

@@ -4,7 +4,7 @@
 #include "gelu.cuh"
 #include "mma.cuh"
 
-// Mirrored by ACTIVATIONS in ops/linear_operands.py.
+// Mirrored by ACTIVATIONS in ops/matmul/linear_operands.py.
 enum Activation { kIdentity, kGeluErf, kGeluTanh, kSilu, kRelu };
 
 // Eight adjacent elements of half or float, as they lie in memory.

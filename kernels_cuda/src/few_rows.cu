@@ -56,7 +56,7 @@
 #include "mma.cuh"
 #include "packed_blocks.cuh"
 
-// Mirrored by FewRowsParams in ops/few_rows.py. Pointers first.
+// Mirrored by FewRowsParams in ops/matmul/few_rows.py. Pointers first.
 struct FewRowsParams {
     const unsigned char* weight;
     const __half* x;

@@ -18,7 +18,7 @@
 
 #include "tiles.cuh"
 
-// Mirrored by GatedResidualParams in ops/gated_residual.py. Pointers first.
+// Mirrored by GatedResidualParams in ops/elementwise/gated_residual.py. Pointers first.
 struct GatedResidualParams {
     const void* x;
     const void* y;

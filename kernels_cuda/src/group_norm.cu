@@ -49,7 +49,7 @@
 #include "packs.cuh"
 #include "reduce.cuh"
 
-// Mirrored by GroupNormParams in ops/group_norm.py. Pointers first.
+// Mirrored by GroupNormParams in ops/norm/group_norm.py. Pointers first.
 struct GroupNormParams {
     const void* x;
     const void* weight;
@@ -785,7 +785,7 @@ GROUP_NORM(last_apply, kLastBlocks)
 GROUP_NORM(last_joined, kLastBlocks)
 
 // MOST: as many pixels as leave 64 registers enough, and as the levels of a U-Net have: 4096 pixels of ten channels,
-// 1024 of 40, 1024 of 60. ONCE_HELD in ops/group_norm.py has them too.
+// 1024 of 40, 1024 of 60. ONCE_HELD in ops/norm/group_norm.py has them too.
 #define ONCE(N, MOST)                                                    \
     extern "C" __global__ void __launch_bounds__(kOnceThreads)           \
         group_norm_once_##N(const __grid_constant__ GroupNormParams p) { \

@@ -21,7 +21,7 @@
 #include "parts.cuh"
 #include "tiles.cuh"
 
-// Mirrored by JoinSumsParams in ops/join_sums.py. Pointers first.
+// Mirrored by JoinSumsParams in ops/matmul/join_sums.py. Pointers first.
 struct JoinSumsParams {
     const float* first;
     const float* second;  // null: no second factor
@@ -124,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(kTileThreads) join_sums_any(const _
         join_sums_##NAME(const __grid_constant__ JoinSumsParams p) { \
         join_rows<KIND>(p);                                          \
     }
-// Names are those of ACTIVATIONS in ops/linear_operands.py.
+// Names are those of ACTIVATIONS in ops/matmul/linear_operands.py.
 JOIN_SUMS(none, kIdentity)
 JOIN_SUMS(gelu, kGeluErf)
 JOIN_SUMS(gelu_tanh, kGeluTanh)

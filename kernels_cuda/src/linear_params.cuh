@@ -1,4 +1,4 @@
-// The arguments of every kernel of linear. Mirrored by LinearParams in ops/linear.py.
+// The arguments of every kernel of linear. Mirrored by LinearParams in ops/matmul/linear.py.
 #pragma once
 
 #include "mma.cuh"

@@ -21,7 +21,7 @@
 #include "reduce.cuh"
 #include "vector.cuh"
 
-// Mirrored by NormParams in ops/norm_modulate.py. Pointers first.
+// Mirrored by NormParams in ops/norm/norm_modulate.py. Pointers first.
 struct NormParams {
     const void* x;
     const void* scale;
@@ -180,7 +180,7 @@ __device__ void norm_any(const NormParams& p) {
     }
 }
 
-// Names say the type of x, the type of the modulation, and the packs per thread (BLOCKS in ops/norm_modulate.py).
+// Names say the type of x, the type of the modulation, and the packs per thread (BLOCKS in ops/norm/norm_modulate.py).
 #define NORM_ROWS(NAME, X, M, V, THREADS)                                                              \
     extern "C" __global__ void __launch_bounds__(THREADS) NAME(const __grid_constant__ NormParams p) { \
         norm_rows<X, M, V, THREADS / 32>(p);                                                           \

@@ -11,7 +11,7 @@
 //
 // Blocks of 18, 22, 34, 110 and 210 bytes start at even addresses only: words are cut out of the aligned words around
 // them, which reads up to 2 bytes before and behind a block. The others start at multiples of 4 or 8.
-// ops/packed_blocks.py has the same types in torch, and why no rounding happens before the sum with `low`.
+// ops/quant/packed_blocks.py has the same types in torch, and why no rounding happens before the sum with `low`.
 #pragma once
 
 #include "vector.cuh"

@@ -15,7 +15,7 @@
 #include "parts.cuh"
 #include "reduce.cuh"
 
-// Mirrored by RmsPartsParams in ops/rms_parts.py. Pointers first.
+// Mirrored by RmsPartsParams in ops/norm/rms_parts.py. Pointers first.
 struct RmsPartsParams {
     const float* x;
     const void* weight;
@@ -32,7 +32,7 @@ struct RmsPartsParams {
     }
 };
 
-// Mirrored by PACKS and THREADS in ops/rms_parts.py.
+// Mirrored by PACKS and THREADS in ops/norm/rms_parts.py.
 constexpr int kPacks = 2;
 constexpr int kThreads = 512;
 

@@ -35,7 +35,7 @@
 #include "packs.cuh"
 #include "reduce.cuh"
 
-// Mirrored by RmsRopeParams in ops/rms_rope.py. Pointers first. Pairs are (q, k).
+// Mirrored by RmsRopeParams in ops/norm/rms_rope.py. Pointers first. Pairs are (q, k).
 struct RmsRopeParams {
     void* x[2];             // read, and written
     const void* weight[2];  // null: ones
@@ -395,7 +395,7 @@ RMS_ROPE_ANY(rms_rope_bf16_any, __nv_bfloat16)
 #define RMS_ROPE_BF16(NAME, V, PER_HEAD, PAIRS, WARPS, BLOCKS) \
     RMS_ROPE_OF(bf16_##NAME, __nv_bfloat16, V, PER_HEAD, PAIRS, WARPS, BLOCKS)
 // Names say over what the mean is taken, how pairs lie unless they are neighbours, who holds a piece, and packs per
-// thread (PIECES in ops/rms_rope.py). The last number: blocks that are to fit a multiprocessor, the more the fewer
+// thread (PIECES in ops/norm/rms_rope.py). The last number: blocks that are to fit a multiprocessor, the more the fewer
 // registers.
 RMS_ROPE(token_warp, 2, false, kNeighbours, 1, 6)
 RMS_ROPE(token_warp, 6, false, kNeighbours, 1, 5)

@@ -23,8 +23,8 @@
 #include "parts.cuh"
 #include "reduce.cuh"
 
-// Mirrored by RmsRopeKeepParams in ops/rms_rope_keep.py, where each of q, k and v, and of keys and values, has a name
-// of its own. Pointers first.
+// Mirrored by RmsRopeKeepParams in ops/norm/rms_rope_keep.py, where each of q, k and v, and of keys and values, has a
+// name of its own. Pointers first.
 struct RmsRopeKeepParams {
     const float* sums[3];
     const void* weight[2];
@@ -41,7 +41,7 @@ struct RmsRopeKeepParams {
     int weight_is_float;
 };
 
-constexpr int kWarps = 4;      // WARPS in ops/rms_rope_keep.py
+constexpr int kWarps = 4;      // WARPS in ops/norm/rms_rope_keep.py
 constexpr int kMostPairs = 2;  // of neighbours in a half head, for each thread: heads of up to 256
 
 __device__ inline float2 load_two(const float* p) {

@@ -17,7 +17,7 @@
 #include "parts.cuh"
 #include "reduce.cuh"
 
-// Mirrored by RmsRopeSumsParams in ops/rms_rope_sums.py, where each q and k are an array of two. Pointers first.
+// Mirrored by RmsRopeSumsParams in ops/norm/rms_rope_sums.py, where each q and k are an array of two. Pointers first.
 struct RmsRopeSumsParams {
     const float* sums[2];
     const void* weight[2];
@@ -32,7 +32,7 @@ struct RmsRopeSumsParams {
     int weight_is_float;
 };
 
-constexpr int kWarps = 4;      // WARPS in ops/rms_rope_sums.py
+constexpr int kWarps = 4;      // WARPS in ops/norm/rms_rope_sums.py
 constexpr int kMostPairs = 2;  // of neighbours in a half head, for each thread: heads of up to 256
 
 __device__ inline float2 load_two(const float* p) {

@@ -20,7 +20,7 @@
 #include "reduce.cuh"
 #include "vector.cuh"
 
-// Mirrored by SoftmaxStripeParams in ops/attention_products.py. Pointers first.
+// Mirrored by SoftmaxStripeParams in ops/attention/attention_products.py. Pointers first.
 struct SoftmaxStripeParams {
     const float* scores;
     __half* weights;
@@ -31,7 +31,7 @@ struct SoftmaxStripeParams {
     float scale_log2;
 };
 
-// Mirrored by THREADS and STRIPE in ops/attention_products.py: kThreads * kQuads * 4 keys.
+// Mirrored by THREADS and STRIPE in ops/attention/attention_products.py: kThreads * kQuads * 4 keys.
 constexpr int kThreads = 256;
 constexpr int kQuads = 4;
 

@@ -19,7 +19,7 @@
 
 #include "packs.cuh"
 
-// Mirrored by ToHalfParams in ops/to_half.py. Pointers first.
+// Mirrored by ToHalfParams in ops/quant/to_half.py. Pointers first.
 struct ToHalfParams {
     const void* x;
     const float* scale;
