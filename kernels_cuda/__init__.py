@@ -27,7 +27,7 @@ from .ops.elementwise.activations import (
 from .ops.elementwise.diffusion_step import diffusion_step
 from .ops.elementwise.gated_residual import gated_residual, gated_residual_
 from .ops.matmul.few_rows import few_rows, few_rows_serves
-from .ops.matmul.int8_rule import best_rotation, multiplies_in_int8
+from .ops.matmul.integer_rule import best_rotation, multiplies_integers
 from .ops.matmul.join_sums import join_sums
 from .ops.matmul.linear import (
     linear,
@@ -38,12 +38,14 @@ from .ops.matmul.linear import (
 from .ops.matmul.linear_int4 import linear_int4, linear_int4_, linear_int4_pair, linear_int4_pair_
 from .ops.matmul.linear_int8 import linear_int8, linear_int8_, linear_int8_pair, linear_int8_pair_
 from .ops.matmul.matrices import (
-    Int8Matrix,
+    IntegerMatrix,
     Matrix,
+    RoundedRows,
     multiply,
     multiply_,
     multiply_pair,
     multiply_pair_,
+    rows_for,
     rows_of,
 )
 from .ops.matmul.mlp import mlp
@@ -76,12 +78,13 @@ __all__ = [
     "BuildError",
     "CodeUnavailable",
     "Int4Rows",
-    "Int8Matrix",
     "Int8Rows",
+    "IntegerMatrix",
     "KernelError",
     "KernelPolicy",
     "KernelRefused",
     "Matrix",
+    "RoundedRows",
     "Tail",
     "attention",
     "best_rotation",
@@ -123,7 +126,7 @@ __all__ = [
     "linear_pair",
     "linear_pair_",
     "mlp",
-    "multiplies_in_int8",
+    "multiplies_integers",
     "multiply",
     "multiply_",
     "multiply_pair",
@@ -135,6 +138,7 @@ __all__ = [
     "rms_rope_",
     "rms_rope_keep",
     "rms_rope_sums",
+    "rows_for",
     "rows_of",
     "rows_to_int4",
     "rows_to_int8",

@@ -32,7 +32,7 @@ class KernelPolicy:
     ops        (op name, mode) pairs that override the default.
     precision  `precise` adds in FP32. `auto` does too, and multiplies weights that the file has in 8 bits in 8 bits. `fast` lets
                products and attention add in FP16. `turbo` also rounds the queries and keys of attention to 8 bits, and lets every
-               matrix product be of 8-bit numbers (`ops/matmul/int8_rule.py`). The other ops ignore it.
+               matrix product be of 8-bit numbers (`ops/matmul/integer_rule.py`). The other ops ignore it.
     isa        run the code of this instruction class instead of the card's own (it is compiled by the driver from
                PTX). For tests: it shows Turing's code at work on a newer card.
     """

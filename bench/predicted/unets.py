@@ -7,7 +7,7 @@ from collections import Counter
 from ..end_to_end.pictures import HALF, Unet
 from .load import Load
 
-LEAST_ROWS = 1024  # of a product whose weights *turbo* has to round first: kernels_cuda/ops/matmul/int8_rule.py
+LEAST_ROWS = 1024  # of a product whose weights *turbo* has to round first: kernels_cuda/ops/matmul/integer_rule.py
 TAESD_WIDTH = 64
 TAESD_LATENT = 4  # channels
 TAESD_BLOCKS = (1, 3, 3, 3)  # by level, pixels first

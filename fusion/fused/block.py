@@ -23,7 +23,7 @@ from ..base.hooks import BLOCK_PARTS, STREAMED
 from ..base.policy import policy_of
 from ..base.subclassing import mix
 from ..stream.text_kv import OfText
-from ..weights.storage import INT8_LAYOUT
+from ..weights.storage import INTEGER_LAYOUTS
 from .named_attention import another_is_preferred
 
 VALUES: Any = methodcaller("values")
@@ -166,8 +166,8 @@ class Parts:
 
 def multiplied_by_stock(part: Any) -> bool:
     """Whether stock multiplies an operation's quantised weight as stored, with instructions of this
-    card that our ops lack: fp8 from RTX 40 on. INT8 files are ours."""
-    return getattr(part, "layout_type", None) not in (None, INT8_LAYOUT) and not part._full_precision_mm
+    card that our ops lack: fp8 from RTX 40 on. Files of integers are ours."""
+    return getattr(part, "layout_type", None) not in (None, *INTEGER_LAYOUTS) and not part._full_precision_mm
 
 
 def _as_stored(part: Any) -> str | None:

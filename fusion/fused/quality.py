@@ -18,8 +18,8 @@ from ..base import card_rates
 from ..base.hooks import STREAM
 from ..base.policy import policy_on
 from ..stream.block_stream import BlockStream
-from ..weights.int8_weights import multiplies_bytes
-from ..weights.storage import INT8_LAYOUT
+from ..weights.integer_weights import multiplies_bytes
+from ..weights.storage import INTEGER_LAYOUTS
 from .block import multiplied_by_stock
 
 FLOAT8 = ("F8_E4M3", "F8_E5M2")
@@ -30,6 +30,9 @@ class AsStored(Enum):
     estimate takes."""
 
     INT8 = "as stored, INT8 products, FP32 sums in attention", card_rates.STORED
+    INT4 = "as stored, INT4 products, FP32 sums in attention", card_rates.STORED
+    INT4_ASKS_FP16 = "INT4 weights made FP16, as the file asks, FP32 sums", "precise"
+    INT4_AS_FP16 = "INT4 weights made FP16, which this card multiplies as fast, FP32 sums", "precise"
     INT8_ASKS_FP16 = "INT8 weights made FP16, as the file asks, FP32 sums", "precise"
     INT8_AS_FP16 = "INT8 weights made FP16, which this card multiplies as fast, FP32 sums", "precise"
     FP16 = "as stored, FP16 products, FP32 sums", "precise"
@@ -41,6 +44,13 @@ class AsStored(Enum):
 
     def __init__(self, words: str, by: str) -> None:
         self.words, self.rates = words, by
+
+
+# By bits: multiplied as stored; the file asks for FP16; the card or the policy does.
+OF_INTEGERS = {
+    8: (AsStored.INT8, AsStored.INT8_ASKS_FP16, AsStored.INT8_AS_FP16),
+    4: (AsStored.INT4, AsStored.INT4_ASKS_FP16, AsStored.INT4_AS_FP16),
+}
 
 
 def resolved(model: Any) -> AsStored | None:
@@ -61,7 +71,7 @@ def as_stored(model: Any, policy: KernelPolicy) -> AsStored:
     if is_packed:
         return AsStored.PACKED
     if storage == "I8":
-        return _of_int8(stream, policy, model.load_device)
+        return _of_integers(stream, policy, model.load_device)
     if any(multiplied_by_stock(paged.module) for block in stream.blocks for paged in block.paged):
         return AsStored.FP8 if storage in FLOAT8 else AsStored.STOCK
     if storage in FLOAT8:
@@ -69,12 +79,15 @@ def as_stored(model: Any, policy: KernelPolicy) -> AsStored:
     return AsStored.FP16 if storage == "F16" else AsStored.MADE_FP16
 
 
-def _of_int8(stream: BlockStream, policy: KernelPolicy, device: Any) -> AsStored:
+def _of_integers(stream: BlockStream, policy: KernelPolicy, device: Any) -> AsStored:
     modules: list[Any] = [paged.module for block in stream.blocks for paged in block.paged]
-    of_int8 = [one for one in modules if getattr(one, "layout_type", None) == INT8_LAYOUT]
-    if all(one._full_precision_mm for one in of_int8):
-        return AsStored.INT8_ASKS_FP16
-    return AsStored.INT8 if multiplies_bytes(replace(policy, precision="auto"), device) else AsStored.INT8_AS_FP16
+    of_integers = [module for module in modules if getattr(module, "layout_type", None) in INTEGER_LAYOUTS]
+    counted = Counter(INTEGER_LAYOUTS[module.layout_type] for module in of_integers)
+    most = counted.most_common(1)[0][0] if counted else 8
+    as_stored, asks_fp16, as_fp16 = OF_INTEGERS[most]
+    if all(module._full_precision_mm for module in of_integers):
+        return asks_fp16
+    return as_stored if multiplies_bytes(replace(policy, precision="auto"), device, most) else as_fp16
 
 
 def rates_of_policy(model: Any, policy: KernelPolicy) -> str:

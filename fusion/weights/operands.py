@@ -8,7 +8,7 @@
                 way. It reuses a few buffers: the last weight stays in its buffer, the others are
                 copied out
 
-Products in 8 bits take theirs from `int8_weights.py`, which converts other storages.
+Products in 8 bits take theirs from `integer_weights.py`, which converts other storages.
 
 If the input is not fp16 (a VAE in fp32, a bias in an fp32 stream), weights are cast to its dtype,
 as ComfyUI casts them.

@@ -1,7 +1,8 @@
 """The one way to multiply: stock's Linears over our products, for weights of any storage.
 
-Weights come from `operands`, as halves. Where the tier permits, they are 8-bit numbers
-(`int8_weights.py`), and x is rounded, too: a scale for each row, rotated as the weight's rows are.
+Weights come from `operands`, as halves. Where the tier permits, they are integers of 8
+or 4 bits (`integer_weights.py`), and x is rounded, too: a scale for each row, rotated as the
+weight's rows are.
 GELU, gate and residual are computed within the product in both cases.
 """
 
@@ -15,19 +16,19 @@ from typing import Any
 from torch import Tensor
 
 from ...kernels_cuda import (
-    Int8Rows,
     KernelPolicy,
+    RoundedRows,
     linear,
     mlp,
     multiply,
     multiply_,
     multiply_pair_,
+    rows_for,
     rows_of,
-    rows_to_int8,
 )
 from ...kernels_cuda.ops.matmul.linear import Activation
 from ...kernels_cuda.ops.matmul.mlp import CHUNK_BYTES, most_rows, parts_of
-from .int8_weights import Int8Weights, int8_operands
+from .integer_weights import IntegerWeights, integer_operands
 from .operands import Weights, operands, packed
 
 ROUNDED_BYTES = 64 * 2**20  # bytes of a rounded x that several products read
@@ -65,18 +66,18 @@ def products(
 ) -> Sequence[Tensor]:
     """The outputs of several of stock's Linears for x [batch, ..., k] fp16. One product of halves
     serves if the weights are adjacent, and if x is short or `however_long`, for products so narrow
-    that they do not fill a card. In 8 bits x is rounded once for all operations with the same
-    rotation."""
+    that they do not fill a card. As integers x is rounded once for all operations with the same
+    rotation and as many bits."""
     with _weights(x, policy, *operations) as parts:
         halves = [part for part in parts if isinstance(part, Weights)]
         joins = len(halves) == len(parts) and (however_long or x.shape[:-1].numel() <= PACKED_ROWS)
         if joins and (one := packed(halves)) is not None:
             rows = [part.matrix.shape[0] for part in halves]
             return linear(x, one.matrix, one.bias, policy=policy).split_with_sizes(rows, dim=-1)
-        in_int8 = [part for part in parts if isinstance(part, Int8Weights)]
-        made = iter(_in_int8(x, in_int8, policy) if in_int8 else ())
+        integers = [part for part in parts if isinstance(part, IntegerWeights)]
+        made = iter(_in_integers(x, integers, policy) if integers else ())
         return [
-            next(made) if isinstance(part, Int8Weights) else linear(x, part.matrix, part.bias, policy=policy)
+            next(made) if isinstance(part, IntegerWeights) else linear(x, part.matrix, part.bias, policy=policy)
             for part in parts
         ]
 
@@ -101,14 +102,14 @@ class Part:
 
 def product_in_parts(x: Tensor, operation: Any, policy: KernelPolicy, parts: Sequence[Part]) -> None:
     """The output of one of stock's Linears for x [batch, tokens, k] fp16, each part of its rows
-    written to its place. The weight is taken once, and in 8 bits x is rounded once. A few tokens at
+    written to its place. The weight is taken once, and of integers x is rounded once. A few tokens at
     a time, because the two halves of a pair may need memory of their own."""
     with _weights(x, policy, operation) as [own]:
         widest = max(part.rows for part in parts)
         for piece in parts_of(x.shape[0], x.shape[1], most_rows(widest, CHUNK_BYTES)):
-            given: Tensor | Int8Rows = x[piece]
-            if isinstance(own, Int8Weights):
-                given = rows_to_int8(x[piece], rotation=own.matrix.rotation, policy=policy)
+            given: Tensor | RoundedRows = x[piece]
+            if isinstance(own, IntegerWeights):
+                given = rows_for(x[piece], own.matrix, policy=policy)
             first = 0
             for part in parts:
                 last = first + part.rows
@@ -120,27 +121,31 @@ def product_in_parts(x: Tensor, operation: Any, policy: KernelPolicy, parts: Seq
                     multiply_(part.out[piece], given, matrix, bias, activation=part.activation, policy=policy)
 
 
-def _in_int8(x: Tensor, parts: Sequence[Int8Weights], policy: KernelPolicy) -> Sequence[Tensor]:
+def _in_integers(x: Tensor, parts: Sequence[IntegerWeights], policy: KernelPolicy) -> Sequence[Tensor]:
     """The products of x [batch, ..., k] with each weight. A few tokens at a time, because the
     rounded copy of x needs room while all results are held, and long videos fill a card."""
     tokens = x.shape[1] if x.ndim == 3 else 0
     pieces = parts_of(x.shape[0], tokens, most_rows(x.shape[-1], 2 * ROUNDED_BYTES)) if tokens else ()
     if len(pieces) <= 1:
         rows = _rounded(x, parts, policy)
-        return [multiply(rows[part.matrix.rotation], part.matrix, part.bias, policy=policy) for part in parts]
+        return [multiply(rows[_rounding(part)], part.matrix, part.bias, policy=policy) for part in parts]
     found = [x.new_empty(*x.shape[:-1], part.matrix.shape[0]) for part in parts]
     for piece in pieces:
         rows = _rounded(x[piece], parts, policy)
         for out, part in zip(found, parts, strict=True):
-            multiply_(out[piece], rows[part.matrix.rotation], part.matrix, part.bias, policy=policy)
+            multiply_(out[piece], rows[_rounding(part)], part.matrix, part.bias, policy=policy)
     return found
 
 
-def _rounded(x: Tensor, parts: Sequence[Int8Weights], policy: KernelPolicy) -> dict[int, Int8Rows]:
-    """x rounded to 8 bits, by rotation."""
-    return {
-        turn: rows_to_int8(x, rotation=turn, policy=policy) for turn in dict.fromkeys(p.matrix.rotation for p in parts)
-    }
+def _rounded(x: Tensor, parts: Sequence[IntegerWeights], policy: KernelPolicy) -> dict[tuple[int, int], RoundedRows]:
+    """x rounded for all parts, by `_rounding`."""
+    matrices = {_rounding(part): part.matrix for part in parts}
+    return {rounding: rows_for(x, matrix, policy=policy) for rounding, matrix in matrices.items()}
+
+
+def _rounding(part: IntegerWeights) -> tuple[int, int]:
+    """How x is rounded for a weight: turned in which groups, to how many bits."""
+    return part.matrix.rotation, part.matrix.bits
 
 
 def feed_forward(
@@ -208,9 +213,11 @@ def gated_feed_forward(
 
 def _weights(
     x: Tensor, policy: KernelPolicy, *operations: Any
-) -> AbstractContextManager[Sequence[Weights | Int8Weights]]:
+) -> AbstractContextManager[Sequence[Weights | IntegerWeights]]:
     """The weights as the tier has them. Does no more than needed, because a block asks some twenty
     times."""
     return (
-        operands(x, policy, *operations) if policy.int8_products == "never" else int8_operands(x, policy, *operations)
+        operands(x, policy, *operations)
+        if policy.int8_products == "never"
+        else integer_operands(x, policy, *operations)
     )

@@ -7,12 +7,13 @@ products of a few rows); `fused/quality.py` tells whether products keep its numb
     Float8         fp8 without a scale, as a file has it or as `--fp8_e4m3fn-unet` asks for it
     ScaledFloat8   fp8 data and one fp32 scale
     Int8           8-bit numbers with a scale for each row or for all, rows rotated or not (ConvRot)
+    ConvRotInt4    4-bit numbers with a scale for each row, rows rotated (ConvRot W4A4)
     Ggml           the blocks of a GGUF file, unchanged
     Int4           4-bit numbers that were calibrated with samples (AWQ, SVDQuant)
     Quantised      any other layout of ComfyUI's (NVFP4, MXFP8), which ComfyUI's own functions read
 
 `storage_of(weight)` gives the object that answers for a weight. The answers are the operands that
-our ops take: the matrix in fp16 (`matrix`), 8-bit rows (`int8`), bytes for the product of a few
+our ops take: the matrix in fp16 (`matrix`), rows of integers (`integers`), bytes for the product of a few
 rows (`few_rows`), rows of a table (`rows`). Which of them multiplies depends on x, the tier and the
 card as well, so `products.py` decides that.
 """
@@ -26,7 +27,8 @@ import torch
 from comfy.quant_ops import QuantizedTensor
 from torch import Tensor, nn
 
-from ...kernels_cuda import Int8Matrix, KernelPolicy, int8_to_half, to_half
+from ...kernels_cuda import IntegerMatrix, KernelPolicy, int8_to_half, to_half
+from ...kernels_cuda.ops.quant.integer_rows import unpacked
 from ...kernels_cuda.ops.quant.rotation import GROUPS
 from . import ggml_tensor
 
@@ -84,9 +86,13 @@ class Storage:
         found: Tensor = self.weight.float()
         return found
 
-    def int8(self) -> Int8Matrix | None:
-        """The weight [n, k] as 8-bit rows, not copied; None: it is stored otherwise."""
+    def integers(self) -> IntegerMatrix | None:
+        """The weight [n, k] as rows of 8 or 4 bits, not copied; None: it is stored otherwise."""
         return None
+
+    def multiplied(self) -> IntegerMatrix | None:
+        """The integers that `auto` multiplies; None: the file asks for a product of other numbers."""
+        return self.integers()
 
     def few_rows(self) -> StoredRows | None:
         """The weight as `few_rows` reads it, not copied; None: that op cannot read it."""
@@ -194,39 +200,62 @@ class ScaledFloat8(Quantised):
         return StoredRows(data, READ_BY_FEW_ROWS[data.dtype], scale.reshape(1).float())
 
 
-class Int8(Quantised):
-    """8-bit numbers as `int8_tensorwise` files have them."""
+class Integers(Quantised):
+    """Integers with scales for rows, which products may take as they are."""
 
     __slots__ = ()
 
     def matrix(self, policy: KernelPolicy) -> Tensor:
-        found = self.int8()
+        found = self.integers()
         if found is None:
             return super().matrix(policy)
-        return int8_to_half(found.numbers, found.scales, rotation=found.rotation, policy=policy)
+        numbers = found.numbers if found.bits == 8 else unpacked(found.numbers)
+        return int8_to_half(numbers, found.scales, rotation=found.rotation, policy=policy)
 
     def wide(self, policy: KernelPolicy) -> Tensor:
         """fp32 of the fp16 matrix, because 8-bit numbers have no more digits and one pass makes
         it."""
-        return super().wide(policy) if self.int8() is None else self.matrix(policy).float()
-
-    def int8(self) -> Int8Matrix | None:
-        numbers, params = self.weight._qdata, self.weight._params
-        if numbers.ndim != 2 or getattr(params, "transposed", False):
-            return None
-        n, k = numbers.shape
-        rotation = params.convrot_groupsize if params.convrot else 0
-        rotates = rotation == 0 or (rotation in GROUPS and k % rotation == 0)
-        if not rotates or params.scale.numel() not in (1, n):
-            return None
-        return Int8Matrix(numbers, params.scale.reshape(-1).float(), rotation)
-
-    def few_rows(self) -> StoredRows | None:
-        found = self.int8()
-        return StoredRows(found.numbers, "I8", found.scales) if found is not None and found.rotation == 0 else None
+        return super().wide(policy) if self.integers() is None else self.matrix(policy).float()
 
     def is_converted_for_products(self, *, by_us: bool, full_precision: bool) -> bool:
         return by_us or full_precision
+
+    def _of(self, rotation: int, bits: int) -> IntegerMatrix | None:
+        """The rows, if our ops turn in such groups and the scales are those of rows."""
+        numbers, params = self.weight._qdata, self.weight._params
+        if numbers.ndim != 2 or getattr(params, "transposed", False):
+            return None
+        found = IntegerMatrix(numbers, params.scale.reshape(-1).float(), rotation, bits)
+        n, k = found.shape
+        rotates = rotation == 0 or (rotation in GROUPS and k % rotation == 0)
+        return found if rotates and params.scale.numel() in (1, n) else None
+
+
+class Int8(Integers):
+    """8-bit numbers as `int8_tensorwise` files have them."""
+
+    __slots__ = ()
+
+    def integers(self) -> IntegerMatrix | None:
+        params = self.weight._params
+        return self._of(params.convrot_groupsize if params.convrot else 0, 8)
+
+    def few_rows(self) -> StoredRows | None:
+        found = self.integers()
+        return StoredRows(found.numbers, "I8", found.scales) if found is not None and found.rotation == 0 else None
+
+
+class ConvRotInt4(Integers):
+    """4-bit numbers as `convrot_w4a4` files have them, two to a byte. A file that asks for inputs of
+    8 bits (`linear_dtype`) is multiplied in halves, because our products have one size for both."""
+
+    __slots__ = ()
+
+    def integers(self) -> IntegerMatrix | None:
+        return self._of(self.weight._params.convrot_groupsize, 4)
+
+    def multiplied(self) -> IntegerMatrix | None:
+        return self.integers() if self.weight._params.linear_dtype == "int4" else None
 
 
 class Int4(Quantised):
@@ -266,12 +295,15 @@ class Ggml(Quantised):
 
 
 INT8_LAYOUT = "TensorWiseINT8Layout"
+INT4_LAYOUT = "TensorCoreConvRotW4A4Layout"
+INTEGER_LAYOUTS = {INT8_LAYOUT: 8, INT4_LAYOUT: 4}  # bits
 # Storages by the name of ComfyUI's layout class.
 LAYOUTS: Mapping[str, type[Quantised]] = {
     "TensorCoreFP8Layout": ScaledFloat8,
     "TensorCoreFP8E4M3Layout": ScaledFloat8,
     "TensorCoreFP8E5M2Layout": ScaledFloat8,
     INT8_LAYOUT: Int8,
+    INT4_LAYOUT: ConvRotInt4,
     "TensorCoreAWQW4A16Layout": Int4,
     "TensorCoreSVDQuantW4A4Layout": Int4,
     ggml_tensor.NAME: Ggml,

@@ -1,10 +1,11 @@
-"""A weight as a matrix of halves or of 8-bit numbers, and the product that takes either.
+"""A weight as a matrix of halves or of integers, and the product that takes either.
 
 What is multiplied with it, and what is done to the result, is the same; so is whoever has a weight and does not want to know.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -12,36 +13,69 @@ from torch import Tensor
 
 from ...policy import STANDARD, KernelPolicy
 from ..elementwise.activations import silu_mul
-from ..quant.rows_to_int8 import Int8Rows
+from ..quant.rows_to_int4 import Int4Rows, rows_to_int4
+from ..quant.rows_to_int8 import Int8Rows, rows_to_int8
 from .linear import Activation, linear, linear_, linear_pair, linear_pair_
+from .linear_int4 import linear_int4, linear_int4_, linear_int4_pair, linear_int4_pair_
 from .linear_int8 import linear_int8, linear_int8_, linear_int8_pair, linear_int8_pair_
 
+RoundedRows = Int8Rows | Int4Rows
 
-class Int8Matrix(NamedTuple):
-    """A weight's rows, rounded to 8 bits."""
 
-    numbers: Tensor  # [n, k] int8
+class IntegerOps(NamedTuple):
+    """What multiplies integers of one size. rows: what rounds x for them, and the type of the result."""
+
+    linear: Callable[..., Tensor]
+    linear_: Callable[..., None]
+    pair: Callable[..., Tensor]
+    pair_: Callable[..., None]
+    round: Callable[..., RoundedRows]
+    rows: type[RoundedRows]
+
+
+OPS: Mapping[int, IntegerOps] = {  # by bits
+    8: IntegerOps(linear_int8, linear_int8_, linear_int8_pair, linear_int8_pair_, rows_to_int8, Int8Rows),
+    4: IntegerOps(linear_int4, linear_int4_, linear_int4_pair, linear_int4_pair_, rows_to_int4, Int4Rows),
+}
+
+
+class IntegerMatrix(NamedTuple):
+    """A weight's rows, rounded to 8 or 4 bits."""
+
+    numbers: Tensor  # [n, k] int8, or of 4 bits [n, k / 2], two to a byte
     scales: Tensor  # fp32: one element, or one for each row
     rotation: int  # the group in which the rows were turned before, 0 if they were not
+    bits: int = 8
 
     @property
     def shape(self) -> torch.Size:
-        return self.numbers.shape
+        """[n, k], whatever a byte holds."""
+        n, width = self.numbers.shape
+        return torch.Size((n, width * 8 // self.bits))
+
+    @property
+    def ops(self) -> IntegerOps:
+        return OPS[self.bits]
 
 
-Matrix = Tensor | Int8Matrix  # [n, k]
+Matrix = Tensor | IntegerMatrix  # [n, k]
+
+
+def rows_for(x: Tensor, weight: IntegerMatrix, *, policy: KernelPolicy = STANDARD) -> RoundedRows:
+    """x [..., k] fp16 rounded for a weight: turned as its rows are, to as many bits."""
+    return weight.ops.round(x, rotation=weight.rotation, policy=policy)
 
 
 def rows_of(weight: Matrix, first: int, last: int) -> Matrix:
     """Rows first to last of a weight: a view, so that the product of each part can have a place and an epilogue of its own."""
-    if isinstance(weight, Int8Matrix):
+    if isinstance(weight, IntegerMatrix):
         scales = weight.scales if weight.scales.numel() == 1 else weight.scales[first:last]
-        return Int8Matrix(weight.numbers[first:last], scales, weight.rotation)
+        return weight._replace(numbers=weight.numbers[first:last], scales=scales)
     return weight[first:last]
 
 
 def multiply(
-    x: Tensor | Int8Rows,
+    x: Tensor | RoundedRows,
     weight: Matrix,
     bias: Tensor | None = None,
     *,
@@ -53,8 +87,8 @@ def multiply(
     out_dtype: torch.dtype | None = None,
     policy: KernelPolicy = STANDARD,
 ) -> Tensor:
-    """`linear`, or `linear_int8` where the weight is of 8-bit numbers. x may be rows that were rounded for it: turned as the
-    weight's are."""
+    """`linear`, or `linear_int8` or `linear_int4` where the weight is of integers. x may be rows that were rounded for it, by
+    `rows_for`."""
     options: Any = {
         "activation": activation,
         "residual": residual,
@@ -64,14 +98,14 @@ def multiply(
         "out_dtype": out_dtype,
         "policy": policy,
     }
-    if isinstance(weight, Int8Matrix):
-        return linear_int8(x, weight.numbers, weight.scales, bias, rotation=_left_to_turn(x, weight), **options)
+    if isinstance(weight, IntegerMatrix):
+        return weight.ops.linear(x, weight.numbers, weight.scales, bias, rotation=_left_to_turn(x, weight), **options)
     return linear(_halves(x), weight, bias, **options)
 
 
 def multiply_(
     out: Tensor,
-    x: Tensor | Int8Rows,
+    x: Tensor | RoundedRows,
     weight: Matrix,
     bias: Tensor | None = None,
     *,
@@ -91,14 +125,14 @@ def multiply_(
         "saturate": saturate,
         "policy": policy,
     }
-    if isinstance(weight, Int8Matrix):
-        linear_int8_(out, x, weight.numbers, weight.scales, bias, rotation=_left_to_turn(x, weight), **options)
+    if isinstance(weight, IntegerMatrix):
+        weight.ops.linear_(out, x, weight.numbers, weight.scales, bias, rotation=_left_to_turn(x, weight), **options)
     else:
         linear_(out, _halves(x), weight, bias, **options)
 
 
 def multiply_pair(
-    x: Tensor | Int8Rows,
+    x: Tensor | RoundedRows,
     weight: Matrix,
     up: Matrix | None = None,
     *,
@@ -107,44 +141,45 @@ def multiply_pair(
     saturate: bool = False,
     policy: KernelPolicy = STANDARD,
 ) -> Tensor:
-    """activation(x @ weight^T) * (x @ up^T) * scale: `linear_pair`, or `linear_int8_pair` for weights of 8-bit numbers. weight may
-    be both, [2 n, k], the gate's rows first."""
+    """activation(x @ weight^T) * (x @ up^T) * scale: `linear_pair`, or `linear_int8_pair` or `linear_int4_pair` for weights of
+    integers. weight may be both, [2 n, k], the gate's rows first."""
     options: Any = {"activation": activation, "scale": scale, "saturate": saturate, "policy": policy}
-    if (pair := _in_8_bits(weight, up)) is not None:
+    if (pair := _alike(weight, up)) is not None:
         first, second = pair
-        return linear_int8_pair(x, *first[:2], *second[:2], rotation=_left_to_turn(x, first), **options)
-    if isinstance(weight, Int8Matrix) or isinstance(up, Int8Matrix):
+        return first.ops.pair(x, *first[:2], *second[:2], rotation=_left_to_turn(x, first), **options)
+    if isinstance(weight, IntegerMatrix) or isinstance(up, IntegerMatrix):
         return silu_mul(*_unlike(x, weight, up, activation, scale, policy), saturate=saturate, policy=policy)
     return linear_pair(_halves(x), weight, up, **options)
 
 
 def multiply_pair_(
-    out: Tensor, x: Tensor | Int8Rows, weight: Matrix, *, saturate: bool = False, policy: KernelPolicy = STANDARD
+    out: Tensor, x: Tensor | RoundedRows, weight: Matrix, *, saturate: bool = False, policy: KernelPolicy = STANDARD
 ) -> None:
     """`multiply_pair` with SiLU of one weight, [2 n, k], written to `out`, [batch, ..., n] with rows anywhere."""
-    if (pair := _in_8_bits(weight)) is not None:
+    if (pair := _alike(weight)) is not None:
         first, second = pair
         turn = _left_to_turn(x, first)
-        linear_int8_pair_(out, x, *first[:2], *second[:2], rotation=turn, saturate=saturate, policy=policy)
+        first.ops.pair_(out, x, *first[:2], *second[:2], rotation=turn, saturate=saturate, policy=policy)
     else:
+        assert isinstance(weight, Tensor)  # the halves of one weight of integers are alike
         linear_pair_(out, _halves(x), weight, saturate=saturate, policy=policy)
 
 
-def _in_8_bits(weight: Matrix, up: Matrix | None = None) -> tuple[Int8Matrix, Int8Matrix] | None:
-    """Both weights of a pair, if one kernel multiplies them as 8-bit numbers: those that one rounding of x serves."""
+def _alike(weight: Matrix, up: Matrix | None = None) -> tuple[IntegerMatrix, IntegerMatrix] | None:
+    """Both weights of a pair, if one kernel multiplies them as integers: those that one rounding of x serves."""
     if up is None:
         half = weight.shape[0] // 2
         first, second = rows_of(weight, 0, half), rows_of(weight, half, 2 * half)
     else:
         first, second = weight, up
-    if not (isinstance(first, Int8Matrix) and isinstance(second, Int8Matrix)):
+    if not (isinstance(first, IntegerMatrix) and isinstance(second, IntegerMatrix)):
         return None
-    alike = first.rotation == second.rotation and first.scales.numel() == second.scales.numel()
-    return (first, second) if alike else None
+    turned_alike = (first.rotation, first.bits) == (second.rotation, second.bits)
+    return (first, second) if turned_alike and first.scales.numel() == second.scales.numel() else None
 
 
 def _unlike(
-    x: Tensor | Int8Rows, weight: Matrix, up: Matrix | None, activation: str, scale: float, policy: KernelPolicy
+    x: Tensor | RoundedRows, weight: Matrix, up: Matrix | None, activation: str, scale: float, policy: KernelPolicy
 ) -> list[Tensor]:
     """Two products of unlike numbers, rounded to fp16."""
     if activation != "silu" or scale != 1:
@@ -152,11 +187,15 @@ def _unlike(
     return [multiply(x, one, policy=policy) for one in (weight, up) if one is not None]
 
 
-def _left_to_turn(x: Tensor | Int8Rows, weight: Int8Matrix) -> int:
-    return 0 if isinstance(x, Int8Rows) else weight.rotation
+def _left_to_turn(x: Tensor | RoundedRows, weight: IntegerMatrix) -> int:
+    if isinstance(x, Tensor):
+        return weight.rotation
+    if not isinstance(x, weight.ops.rows):
+        raise TypeError(f"a weight of {weight.bits} bits cannot be multiplied with {type(x).__name__}")
+    return 0
 
 
-def _halves(x: Tensor | Int8Rows) -> Tensor:
-    if isinstance(x, Int8Rows):
-        raise TypeError("a weight of halves cannot be multiplied with rows of 8-bit numbers")
+def _halves(x: Tensor | RoundedRows) -> Tensor:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"a weight of halves cannot be multiplied with {type(x).__name__}")
     return x

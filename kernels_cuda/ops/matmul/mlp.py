@@ -44,9 +44,9 @@ def mlp(
     x @ up^T. With `gated`, w_in is both, and the activation is SiLU.
 
     x             [batch, ..., k] fp16
-    w_in, up      [hidden, k] fp16 or of 8-bit numbers; b_in [hidden]. A pair has no b_in; of unlike numbers it is SiLU's
-    gated         w_in is [2 * hidden, k], the rows of the gate first, fp16 or of 8-bit numbers
-    w_out         [n, hidden] fp16, or of 8-bit numbers, whatever w_in is; b_out [n]
+    w_in, up      [hidden, k] fp16 or of integers; b_in [hidden]. A pair has no b_in; of unlike numbers it is SiLU's
+    gated         w_in is [2 * hidden, k], the rows of the gate first, fp16 or of integers
+    w_out         [n, hidden] fp16, or of integers, whatever w_in is; b_out [n]
     residual, gate, out_dtype   of the second `linear`
     hidden_scale  of a pair: its product is stored multiplied by this, a power of two, and the second product divided by it
     saturate      what overflows the fp16 result, or of a gated one what lies between, becomes +-65504 instead of infinity

@@ -15,7 +15,7 @@ from fusestream.bench.predicted import default, faster, held, told, works
 from fusestream.bench.predicted.unets import LEAST_ROWS
 from fusestream.bench.report import pages
 from fusestream.bench.turing.cli import BLACKWELL_RESULTS, NEWER_RESULTS
-from fusestream.kernels_cuda.ops.matmul import int8_rule
+from fusestream.kernels_cuda.ops.matmul import integer_rule
 
 RESULTS = prediction.load()
 FOUND = list(told.predictions(RESULTS))
@@ -139,7 +139,7 @@ def test_turbo_is_as_quick_as_it_is_to_be_on_turing() -> None:
 
 
 def test_unets_round_weights_where_the_rule_does() -> None:
-    assert LEAST_ROWS == int8_rule.LEAST_ROWS
+    assert LEAST_ROWS == integer_rule.LEAST_ROWS
     found = {work.name: work.load for work in works.works()}
     large, small = found["SDXL 1024x1024"], found["SD 1.5 512x512"]
     assert 0 < large.in_halves / large.products < small.in_halves / small.products < 0.5

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from fusestream.kernels_cuda import (
-    Int8Matrix,
+    IntegerMatrix,
     KernelPolicy,
     best_rotation,
     linear,
     linear_int8,
     linear_int8_pair,
     mlp,
-    multiplies_in_int8,
+    multiplies_integers,
     multiply,
     multiply_,
     multiply_pair,
@@ -27,7 +27,7 @@ from fusestream.kernels_cuda import (
     silu_mul,
 )
 from fusestream.kernels_cuda.binary.arch import int8_pays
-from fusestream.kernels_cuda.ops.matmul import int8_rule
+from fusestream.kernels_cuda.ops.matmul import integer_rule
 
 TURBO = KernelPolicy.of(precision="turbo")
 
@@ -36,8 +36,8 @@ def half(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).half()
 
 
-def in_int8(weight: Tensor, rotation: int = 16) -> Int8Matrix:
-    return Int8Matrix(*rows_to_int8(weight, rotation=rotation), rotation)
+def in_int8(weight: Tensor, rotation: int = 16) -> IntegerMatrix:
+    return IntegerMatrix(*rows_to_int8(weight, rotation=rotation), rotation)
 
 
 def test_either_matrix_is_multiplied_by_its_own_op() -> None:
@@ -64,7 +64,7 @@ def test_rows_that_are_rounded_already_are_not_turned_again() -> None:
     multiply_(out, rounded, matrix)
     assert torch.equal(out, multiply(x, matrix))
     for call in (lambda: multiply(rounded, half(8, 32)), lambda: multiply_(out, rounded, half(8, 32))):
-        with pytest.raises(TypeError, match="weight of halves cannot be multiplied with rows of 8-bit numbers"):
+        with pytest.raises(TypeError, match="weight of halves cannot be multiplied with Int8Rows"):
             call()
 
 
@@ -123,24 +123,24 @@ def rows(count: int, k: int = 64, dtype: torch.dtype = torch.float16) -> Tensor:
 
 
 def test_turbo_rounds_a_weight_for_enough_rows() -> None:
-    least = int8_rule.LEAST_ROWS
+    least = integer_rule.LEAST_ROWS
     for count, rounds, taken in ((least, True, True), (least - 1, True, False), (1, False, True)):
-        assert multiplies_in_int8(rows(count), (8, 64), TURBO, rounds=rounds) is taken
-    assert multiplies_in_int8(torch.empty(2, least // 2, 64, device="meta").half(), (8, 64), TURBO, rounds=True)
+        assert multiplies_integers(rows(count), (8, 64), TURBO, rounds=rounds) is taken
+    assert multiplies_integers(torch.empty(2, least // 2, 64, device="meta").half(), (8, 64), TURBO, rounds=True)
 
 
 @pytest.mark.parametrize("precision", ["precise", "fast"])
 def test_no_other_tier_rounds(precision: Any) -> None:
     for mode in ("auto", "on"):
         policy = KernelPolicy.of(mode, precision=precision)
-        assert not multiplies_in_int8(rows(9999), (8, 64), policy, rounds=False)
+        assert not multiplies_integers(rows(9999), (8, 64), policy, rounds=False)
 
 
 @pytest.mark.parametrize("op", ["linear", "linear_", "linear_int8", "linear_int8_"])
 @pytest.mark.parametrize("default", ["auto", "on"])
 def test_who_switches_a_product_off_gets_none_in_8_bits(op: str, default: Any) -> None:
     policy = KernelPolicy.of(default, precision="turbo", **{op: "off"})
-    assert not multiplies_in_int8(rows(9999), (8, 64), policy, rounds=False)
+    assert not multiplies_integers(rows(9999), (8, 64), policy, rounds=False)
 
 
 @pytest.mark.parametrize(
@@ -148,20 +148,20 @@ def test_who_switches_a_product_off_gets_none_in_8_bits(op: str, default: Any) -
 )  # fmt: skip
 def test_sizes_and_types_that_the_kernels_do_not_take_stay_in_fp16(n: int, k: int, dtype: torch.dtype) -> None:
     x = rows(9999, k, dtype)
-    assert not multiplies_in_int8(x, (n, k), TURBO, rounds=False)
+    assert not multiplies_integers(x, (n, k), TURBO, rounds=False)
     forced = KernelPolicy.of(precision="turbo", linear_int8="on")
-    assert multiplies_in_int8(x, (n, k), forced, rounds=True), "the op says why it cannot"
+    assert multiplies_integers(x, (n, k), forced, rounds=True), "the op says why it cannot"
 
 
 def test_auto_leaves_cards_to_cublas_that_gain_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     card: Any = SimpleNamespace(dtype=torch.float16, shape=torch.Size((9999, 64)), is_cuda=True, get_device=lambda: 0)
     on = KernelPolicy.of("on", precision="turbo")
     for capability in ((7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0)):
-        monkeypatch.setattr(int8_rule, "_capability", lambda _, found=capability: found)
+        monkeypatch.setattr(integer_rule, "_capability", lambda _, found=capability: found)
         gains = capability not in ((9, 0), (10, 0), (10, 3))
         assert int8_pays(capability) is gains
-        assert multiplies_in_int8(card, (8, 64), TURBO, rounds=True) is gains
-        assert multiplies_in_int8(card, (8, 64), on, rounds=True), "forced on any card"
+        assert multiplies_integers(card, (8, 64), TURBO, rounds=True) is gains
+        assert multiplies_integers(card, (8, 64), on, rounds=True), "forced on any card"
 
 
 def test_rows_are_turned_in_the_largest_groups_that_divide_them() -> None:

@@ -19,7 +19,7 @@ from fusestream.fusion.families.wan.vae import layers as wan_vae_layers
 from fusestream.fusion.fused import attention
 from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
 from fusestream.fusion.load.other_policy import NotOurs
-from fusestream.fusion.weights import int8_weights, products, storage
+from fusestream.fusion.weights import integer_weights, products, storage
 from fusestream.kernels_cuda import OPS, KernelRefused
 from fusestream.kernels_cuda.ops.matmul import matrices
 from fusestream.kernels_cuda.policy import PRECISIONS
@@ -83,7 +83,7 @@ def test_off_is_asked_of_all_kernels_or_of_some() -> None:
 def test_every_op_that_a_wan_block_and_a_text_encoder_call_has_a_switch() -> None:
     assert set(t5.OPS) | {"to_half"} <= {op for switch in TEXT_SWITCHES for op in switch.ops}
     model = {op for switch in MODEL_SWITCHES for op in switch.ops}
-    for module in (wan, products, matrices, int8_weights, storage):
+    for module in (wan, products, matrices, integer_weights, storage):
         assert {name for name in OPS if getattr(module, name, None) is not None and name != "attention"} <= model
     vae = {op for switch in VAE_SWITCHES for op in switch.ops}
     assert {name for name in OPS if getattr(wan_vae_layers, name, None) is not None and name != "attention"} <= vae

@@ -26,8 +26,8 @@ from fusestream.fusion.fused import quality
 from fusestream.fusion.fused.quality import AsStored
 from fusestream.fusion.report.advice import faster_qualities
 from fusestream.fusion.report.gathering import gather
-from fusestream.fusion.weights import int8_weights
-from fusestream.fusion.weights.int8_weights import Int8Weights, int8_operands
+from fusestream.fusion.weights import integer_weights
+from fusestream.fusion.weights.integer_weights import IntegerWeights, integer_operands
 from fusestream.fusion.weights.lora import Added, Pair
 from fusestream.kernels_cuda import LEDGER, KernelPolicy
 from fusestream.memory.formats import read_header
@@ -93,8 +93,8 @@ class Weighed:
 
 def taken(module: Any, rows: int, policy: KernelPolicy) -> bool:
     """Whether the product is one of bytes."""
-    with int8_operands(torch.randn(rows, module.weight.shape[1]).half(), policy, module) as [own]:
-        return isinstance(own, Int8Weights)
+    with integer_operands(torch.randn(rows, module.weight.shape[1]).half(), policy, module) as [own]:
+        return isinstance(own, IntegerWeights)
 
 
 def test_layers_that_ask_for_full_precision_get_it() -> None:
@@ -159,7 +159,7 @@ def test_switched_off_products_are_told(studio: Studio) -> None:
 def test_a_card_that_multiplies_halves_as_fast_keeps_halves(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> None:
     model = in_halves.load(file_of(studio, "int8"), AUTO)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
-    assert not int8_weights.multiplies_bytes(AUTO, "cuda:0")
+    assert not integer_weights.multiplies_bytes(AUTO, "cuda:0")
     monkeypatch.setattr(model, "load_device", torch.device("cuda:0"))
     assert quality.resolved(model) is AsStored.INT8_AS_FP16
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (7, 5))

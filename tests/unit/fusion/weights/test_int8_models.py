@@ -22,7 +22,7 @@ from fusestream import checkpoints
 from fusestream.fusion import KernelPolicy
 from fusestream.fusion.families.wan import block as wan
 from fusestream.fusion.fused import attention
-from fusestream.fusion.weights import int8_weights
+from fusestream.fusion.weights import integer_weights
 from fusestream.fusion.weights.lora import Added, Pair
 from fusestream.fusion.weights.storage import Int8
 from fusestream.kernels_cuda import LEDGER, rows_to_int8
@@ -42,8 +42,8 @@ def load(path: Path, default: Any = "auto", **policy: Any) -> Any:
 
 def unturned(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file's rows are taken for such as were not turned."""
-    int8 = Int8.int8
-    monkeypatch.setattr(Int8, "int8", lambda storage: int8(storage)._replace(rotation=0))
+    int8 = Int8.integers
+    monkeypatch.setattr(Int8, "integers", lambda storage: int8(storage)._replace(rotation=0))
 
 
 # --------------------------------------------------------------------------------------------------------- whole models
@@ -162,9 +162,9 @@ def test_a_lora_on_8_bits_is_one_on_their_halves(monkeypatch: pytest.MonkeyPatch
     assert torch.equal(precise, case.run(case.of_halves)) and distance(precise, before) > 0.05
     short = case.run(case.of_int8, "turbo")
     rounded: list[int] = []
-    monkeypatch.setattr(int8_weights, "multiplies_in_int8", lambda *_, **__: True)
+    monkeypatch.setattr(integer_weights, "multiplies_integers", lambda *_, **__: True)
     monkeypatch.setattr(
-        int8_weights, "rows_to_int8", lambda x, **how: rounded.append(how["rotation"]) or rows_to_int8(x, **how)
+        integer_weights, "rows_to_int8", lambda x, **how: rounded.append(how["rotation"]) or rows_to_int8(x, **how)
     )
     long = case.run(case.of_int8, "turbo")
     assert rounded == [256, 256] and not torch.equal(short, long)

@@ -13,16 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from fusestream.fusion.fused import block
-from fusestream.fusion.weights import int8_weights, products
+from fusestream.fusion.weights import integer_weights, products
 from fusestream.fusion.weights import operands as operands_module
 from fusestream.fusion.weights.ggml_tensor import held
-from fusestream.fusion.weights.int8_weights import Int8Weights, int8_operands
+from fusestream.fusion.weights.integer_weights import IntegerWeights, integer_operands
 from fusestream.fusion.weights.lora import Added, Pair
 from fusestream.fusion.weights.operands import Weights, operands
 from fusestream.fusion.weights.products import feed_forward, product
 from fusestream.fusion.weights.storage import INT8_LAYOUT, Int8, storage_of
-from fusestream.kernels_cuda import Int8Matrix, KernelPolicy, KernelRefused, linear, rows_to_int8
-from fusestream.kernels_cuda.ops.matmul import int8_rule
+from fusestream.kernels_cuda import IntegerMatrix, KernelPolicy, KernelRefused, linear, rows_for, rows_to_int8
+from fusestream.kernels_cuda.ops.matmul import integer_rule
 from fusestream.kernels_cuda.ops.matmul.linear_operands import activate
 from fusestream.memory import Extent
 
@@ -55,11 +55,11 @@ def of_halves(n: int = N, k: int = K, dtype: torch.dtype = HALF, seed: int = 1) 
 
 
 def taken(x: Tensor, module: Any, policy: KernelPolicy = TURBO) -> Any:
-    with int8_operands(x, policy, module) as [found]:
+    with integer_operands(x, policy, module) as [found]:
         return found
 
 
-def slack(x: Tensor, matrix: Int8Matrix, weight: Tensor | None = None) -> Tensor:
+def slack(x: Tensor, matrix: IntegerMatrix, weight: Tensor | None = None) -> Tensor:
     """By how much a product of 8-bit numbers may differ from the exact one, element by element: x' is off by half a step of its
     row at most, for each of the weight's numbers; and a weight that was rounded too, for each of those of x'."""
     rounded = rows_to_int8(x, rotation=matrix.rotation)
@@ -106,16 +106,16 @@ def test_what_only_stock_knows_is_not_taken_as_it_lies(changed: dict[str, Any]) 
     params = {"scale": torch.ones(N, 1), "convrot": True, "convrot_groupsize": 64, "transposed": False}
     weight: Any = SimpleNamespace(_layout_cls=INT8_LAYOUT, _qdata=torch.zeros(N, K, dtype=torch.int8))
     weight._params = SimpleNamespace(**params)
-    assert Int8(weight).int8() is not None
+    assert Int8(weight).integers() is not None
     weight._params = SimpleNamespace(**params | changed)
-    assert Int8(weight).int8() is None
+    assert Int8(weight).integers() is None
 
 
 @pytest.mark.parametrize("kind", int8_files.KINDS.values(), ids=int8_files.KINDS)
 def test_turbo_takes_a_file_as_it_lies(kind: int8_files.Kind) -> None:
     one = of_file(kind)
     found = taken(half(1, K), one)
-    assert isinstance(found, Int8Weights) and found.matrix.numbers.data_ptr() == one.weight._qdata.data_ptr()
+    assert isinstance(found, IntegerWeights) and found.matrix.numbers.data_ptr() == one.weight._qdata.data_ptr()
     assert found.matrix.rotation == (64 if kind.rotation else 0) and found.matrix.shape == (N, K)
     assert torch.equal(found.matrix.scales, one.weight._params.scale.reshape(-1)) and torch.equal(found.bias, one.bias)
 
@@ -129,16 +129,16 @@ def test_a_product_in_8_bits_is_as_near_as_rounding_x_is(kind: int8_files.Kind, 
     found = product(x, one, TURBO, activation=activation)
     # GELU's slope is 1.13 at most. The halves that this is compared with are rounded themselves.
     halves = x.double().abs() @ int8_files.numbers(one.weight).double().abs().t() * 2**-11
-    room = 1.13 * (slack(x, storage_of(one.weight).int8()) + halves) + rounding(wanted)
+    room = 1.13 * (slack(x, storage_of(one.weight).integers()) + halves) + rounding(wanted)
     assert found.dtype is HALF and torch.all((found - wanted).abs() <= room)
     assert not torch.equal(found, product(x, one, PRECISE, activation=activation))
 
 
 def test_a_rotation_that_is_ignored_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     one, x = of_file(TURNED), half(5, K)
-    wanted, room = exact(x, int8_files.numbers(one.weight), one.bias), slack(x, storage_of(one.weight).int8())
-    int8 = Int8.int8
-    monkeypatch.setattr(Int8, "int8", lambda storage: int8(storage)._replace(rotation=0))
+    wanted, room = exact(x, int8_files.numbers(one.weight), one.bias), slack(x, storage_of(one.weight).integers())
+    int8 = Int8.integers
+    monkeypatch.setattr(Int8, "integers", lambda storage: int8(storage)._replace(rotation=0))
     assert torch.any((product(x, one, TURBO) - wanted).abs() > 4 * room)
 
 
@@ -171,11 +171,11 @@ def test_x_is_rounded_once_for_each_rotation(monkeypatch: pytest.MonkeyPatch) ->
     wanted = [product(x, one, TURBO) for one in several]
     turns: list[int] = []
 
-    def counted(x: Tensor, *, rotation: int, policy: KernelPolicy) -> Any:
-        turns.append(rotation)
-        return rows_to_int8(x, rotation=rotation, policy=policy)
+    def counted(x: Tensor, weight: IntegerMatrix, *, policy: KernelPolicy) -> Any:
+        turns.append(weight.rotation)
+        return rows_for(x, weight, policy=policy)
 
-    monkeypatch.setattr(products, "rows_to_int8", counted)
+    monkeypatch.setattr(products, "rows_for", counted)
     found = products.products(x, several, TURBO)
     assert turns == [64, 0, 16] and all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
 
@@ -187,11 +187,11 @@ def test_long_x_is_rounded_a_few_tokens_at_a_time(monkeypatch: pytest.MonkeyPatc
     wanted = products.products(x, several, TURBO)
     sizes: list[int] = []
 
-    def counted(x: Tensor, *, rotation: int, policy: KernelPolicy) -> Any:
+    def counted(x: Tensor, weight: IntegerMatrix, *, policy: KernelPolicy) -> Any:
         sizes.append(x.shape[:-1].numel())
-        return rows_to_int8(x, rotation=rotation, policy=policy)
+        return rows_for(x, weight, policy=policy)
 
-    monkeypatch.setattr(products, "rows_to_int8", counted)
+    monkeypatch.setattr(products, "rows_for", counted)
     monkeypatch.setattr(products, "ROUNDED_BYTES", 768 * K)
     found = products.products(x, several, TURBO)
     assert all(torch.equal(a, b) and a.is_contiguous() for a, b in zip(found, wanted, strict=True))
@@ -204,8 +204,8 @@ def test_beside_one_in_8_bits_another_stays_in_fp16() -> None:
     found = products.products(x, some, TURBO)
     wanted = [product(x, one, policy) for one, policy in zip(some, (TURBO, PRECISE, PRECISE), strict=True)]
     assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
-    with int8_operands(x, TURBO, *some) as parts:
-        assert [type(part) for part in parts] == [Int8Weights, Weights, Weights]
+    with integer_operands(x, TURBO, *some) as parts:
+        assert [type(part) for part in parts] == [IntegerWeights, Weights, Weights]
 
 
 # ------------------------------------------------------------------------------------------------------- weights as halves
@@ -238,11 +238,11 @@ def test_halves_that_lie_together_are_one_product_for_few_rows(monkeypatch: pyte
 @pytest.mark.parametrize("dtype", [HALF, torch.bfloat16, torch.float8_e4m3fn])
 def test_turbo_rounds_other_weights_for_enough_rows(dtype: torch.dtype) -> None:
     """To a scale for each row, turned in groups of 64, of which 640 has ten."""
-    one, x = of_halves(dtype=dtype), half(2, int8_rule.LEAST_ROWS // 2, K)
+    one, x = of_halves(dtype=dtype), half(2, integer_rule.LEAST_ROWS // 2, K)
     with operands(x, TURBO, one) as [halves]:
         weight = halves.matrix.clone()
     found = taken(x, one)
-    assert isinstance(found, Int8Weights) and found.matrix.rotation == 64
+    assert isinstance(found, IntegerWeights) and found.matrix.rotation == 64
     assert found.matrix.scales.shape == (N,) and torch.equal(found.bias, one.bias.half())
     wanted = exact(x, weight, one.bias)
     room = slack(x, found.matrix, weight) + rounding(wanted)
@@ -260,10 +260,10 @@ def test_a_packed_matrix_is_rounded_like_any_other() -> None:
     one.weight = nn.Parameter(
         held(stored, Extent("w", "Q8_0", (N, K), 0, stored.numel()), HALF), requires_grad=False
     )  # fmt: skip
-    x = half(int8_rule.LEAST_ROWS, K)
+    x = half(integer_rule.LEAST_ROWS, K)
     weight = one.weight.dequantize()
     rounded = taken(x, one)
-    assert isinstance(rounded, Int8Weights)
+    assert isinstance(rounded, IntegerWeights)
     assert torch.equal(rounded.matrix.numbers, rows_to_int8(weight, rotation=64).numbers)
     wanted = exact(x, weight, one.bias)
     assert torch.all((product(x, one, TURBO) - wanted).abs() <= slack(x, rounded.matrix, weight) + rounding(wanted))
@@ -273,7 +273,7 @@ def test_a_packed_matrix_is_rounded_like_any_other() -> None:
 def test_a_bias_that_was_brought_outlives_its_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stock brings weights through a buffer that the next one gets."""
     buffer = torch.zeros(N, K + 1, dtype=HALF)
-    for place in (operands_module, int8_weights):
+    for place in (operands_module, integer_weights):
         monkeypatch.setattr(place, "is_here", lambda *_: False)
     monkeypatch.setattr(operands_module, "_lie_as_wanted", lambda *_: False)
 
@@ -284,9 +284,9 @@ def test_a_bias_that_was_brought_outlives_its_buffer(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(comfy.ops, "cast_bias_weight", cast)
     monkeypatch.setattr(comfy.ops, "uncast_bias_weight", lambda *_: buffer.zero_())
     some = [of_halves(seed=seed) for seed in (1, 5)]
-    with int8_operands(half(int8_rule.LEAST_ROWS, K), TURBO, *some) as found:
+    with integer_operands(half(integer_rule.LEAST_ROWS, K), TURBO, *some) as found:
         for own, one in zip(found, some, strict=True):
-            assert isinstance(own, Int8Weights) and torch.equal(own.bias, one.bias)
+            assert isinstance(own, IntegerWeights) and torch.equal(own.bias, one.bias)
             assert torch.equal(own.matrix.numbers, rows_to_int8(one.weight.data, rotation=64).numbers)
 
 
@@ -299,14 +299,14 @@ def lora() -> Added:
 
 @pytest.mark.parametrize("kind", int8_files.KINDS.values(), ids=int8_files.KINDS)
 def test_a_lora_is_added_to_the_halves_of_an_int8_file(kind: int8_files.Kind) -> None:
-    one, x = of_file(kind), half(int8_rule.LEAST_ROWS, K)
+    one, x = of_file(kind), half(integer_rule.LEAST_ROWS, K)
     before = one.weight._qdata.clone()
     patched = lora()(int8_files.numbers(one.weight))
     one.weight_function = [lora()]
     with operands(x, PRECISE, one) as [found]:
         assert torch.equal(found.matrix, patched)
     rounded = taken(x, one)
-    assert isinstance(rounded, Int8Weights) and rounded.matrix.rotation == 64, "whatever the file's was"
+    assert isinstance(rounded, IntegerWeights) and rounded.matrix.rotation == 64, "whatever the file's was"
     assert torch.equal(rounded.matrix.numbers, rows_to_int8(patched, rotation=64).numbers)
     room = slack(x, rounded.matrix, patched) + rounding(wanted := exact(x, patched, one.bias))
     assert torch.all((product(x, one, TURBO) - wanted).abs() <= room)
@@ -347,7 +347,7 @@ def test_whose_a_files_weights_are() -> None:
     """Of 8-bit numbers they are ours, on whatever card; others that the card multiplies as they are stay stock's."""
     part: Any = SimpleNamespace(layout_type=INT8_LAYOUT, _full_precision_mm=False)
     assert block._as_stored(part) is None and block._as_stored(of_file(TURNED)) is None
-    for layout in ("TensorCoreFP8E4M3Layout", "TensorCoreNVFP4Layout", "TensorCoreConvRotW4A4Layout"):
+    for layout in ("TensorCoreFP8E4M3Layout", "TensorCoreNVFP4Layout"):
         part.layout_type = layout
         assert block._as_stored(part) == "this card multiplies the file's quantised weights as they are"
     part.layout_type, part.pre_quant_scale = INT8_LAYOUT, torch.ones(1)

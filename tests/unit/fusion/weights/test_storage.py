@@ -64,6 +64,7 @@ SAMPLES: dict[str, Callable[[], Any]] = {
         f"int8 {name}": lambda kind=kind: int8_files.quantised(numbers(), kind)
         for name, kind in int8_files.KINDS.items()
     },
+    "convrot_w4a4": lambda: QuantizedTensor.from_float(numbers(), storage.INT4_LAYOUT, convrot_groupsize=64),
     "Q8_0": lambda: ggml("Q8_0"),
     "Q4_0": lambda: ggml("Q4_0"),
 }
@@ -83,7 +84,9 @@ def near(found: Tensor, wanted: Tensor) -> bool:
 def test_every_class_has_a_sample() -> None:
     covered = {type(storage_of(make())) for make in SAMPLES.values()}
     classes = {one for one in vars(storage).values() if isinstance(one, type) and issubclass(one, Storage)}
-    assert classes - covered == {Storage, storage.Quantised, storage.Int4}, "these are in the tests below"
+    assert classes - covered == {Storage, storage.Quantised, storage.Integers, storage.Int4}, (
+        "these are in the tests below"
+    )
 
 
 @KINDS
@@ -99,7 +102,7 @@ def test_the_matrix_is_what_comfyui_makes_of_it(make: Callable[[], Any]) -> None
 def test_few_rows_reads_the_same_numbers(name: str) -> None:
     weight, x = SAMPLES[name](), torch.randn(2, K).half()
     stored = storage_of(weight).few_rows()
-    assert (stored is None) == (name in ("fp32", "int8 convrot")), "the op reads neither"
+    assert (stored is None) == (name in ("fp32", "int8 convrot", "convrot_w4a4")), "the op reads none of these"
     if stored is not None:
         assert stored.numbers.untyped_storage().data_ptr() == storage_of(weight).data.untyped_storage().data_ptr()
         found = few_rows(x, stored.numbers, stored.encoding, scale=stored.scale, out_dtype=torch.float32, policy=POLICY)
@@ -108,10 +111,10 @@ def test_few_rows_reads_the_same_numbers(name: str) -> None:
 
 
 @KINDS
-def test_8_bit_rows_are_handed_out_by_int8_alone(make: Callable[[], Any]) -> None:
+def test_rows_of_integers_are_handed_out_by_files_of_such_alone(make: Callable[[], Any]) -> None:
     weight = make()
-    found = storage_of(weight).int8()
-    assert (found is not None) == isinstance(storage_of(weight), storage.Int8)
+    found = storage_of(weight).integers()
+    assert (found is not None) == isinstance(storage_of(weight), storage.Integers)
     if found is not None:
         assert found.numbers.data_ptr() == weight._qdata.data_ptr() and found.scales.numel() in (1, N)
 
@@ -173,7 +176,7 @@ def test_layouts_that_only_comfyui_reads(monkeypatch: pytest.MonkeyPatch, layout
     weight = OfAnotherLayout(layout)
     found = storage_of(weight)
     assert torch.equal(found.matrix(POLICY), weight.dequantize()) and found.data is weight._qdata
-    assert found.int8() is None and found.few_rows() is None and found.rows(torch.tensor([0])) is None
+    assert found.integers() is None and found.few_rows() is None and found.rows(torch.tensor([0])) is None
     made_beforehand = layout != "TensorCoreNVFP4Layout"
     assert found.is_writable != made_beforehand and not found.has_rows
     assert found.is_converted_for_products(by_us=True, full_precision=False) == made_beforehand

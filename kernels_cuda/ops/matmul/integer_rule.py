@@ -1,7 +1,7 @@
-"""When products are of 8-bit numbers: the rule, for whoever has a weight and rows to multiply it with.
+"""When products are of integers: the rule, for whoever has a weight and rows to multiply it with.
 
-A tier is a permission: `turbo` for every weight, `auto` for those that the file has in 8 bits. What would gain nothing, or has a
-size that the kernels do not take, stays in FP16, and nobody is told.
+A tier is a permission: `turbo` for every weight, `auto` for those that the file has in 8 or 4 bits. What would gain nothing, or has
+a size that the kernels do not take, stays in FP16, and nobody is told.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from ..quant.integer_rows import WIDEST
 from ..quant.rotation import GROUPS
 from .integer_product import BYTES, COLUMNS, LONGEST
 
-# Whoever switches one of these off wants no product in 8 bits: of `linear` he asked for what stock computes, in FP16.
-OPS = ("linear", "linear_", "linear_int8", "linear_int8_")
-FORCED = "linear_int8"
+# Whoever switches one of these off wants no product of such integers: of `linear` he asked for what stock computes, in FP16.
+OPS = {bits: ("linear", "linear_", f"linear_int{bits}", f"linear_int{bits}_") for bits in (8, 4)}
+FORCED = {bits: f"linear_int{bits}" for bits in OPS}
 
 # Of x, where the weight must be rounded first, at each use. That moves 3 bytes for each of its elements, 2 read and 1 written: in
 # that time 8 bits gain what they gain, over FP16 with half sums, in the products of so many rows. By the cards' sheets 380 of an
@@ -28,13 +28,14 @@ FORCED = "linear_int8"
 LEAST_ROWS = 1024
 
 
-def multiplies_in_int8(
-    x: Tensor, shape: Sequence[int], policy: KernelPolicy, *, rounds: bool, is_stored: bool = False
+def multiplies_integers(
+    x: Tensor, shape: Sequence[int], policy: KernelPolicy, *, rounds: bool, is_stored: bool = False, bits: int = 8
 ) -> bool:
-    """Whether x [..., k] and a weight of this shape, [n, k], shall be multiplied by `linear_int8`.
+    """Whether x [..., k] and a weight of this shape, [n, k], shall be multiplied by `linear_int8`, or of 4 bits by `linear_int4`.
 
-    rounds     whether the weight is none of 8-bit numbers yet. One that is needs no number of rows: made FP16, it would move more
-    is_stored  whether its file has it in 8 bits: what a LoRA changes is rounded anew, and was of 8 bits all the same
+    rounds     whether the weight is none of integers yet. One that is needs no number of rows: made FP16, it would move more
+    is_stored  whether its file has it in integers: what a LoRA changes is rounded anew, and was of integers all the same
+    bits       of the integers that would be multiplied
 
     With mode `on` always, whatever the card and the size; the op says then why it cannot. On the CPU, where the references compute,
     as on a card that gains.
@@ -42,12 +43,14 @@ def multiplies_in_int8(
     permitted = policy.int8_products
     if permitted == "never" or (permitted == "as stored" and not is_stored):
         return False
-    if any(policy.mode(op) == "off" for op in OPS):
+    if any(policy.mode(op) == "off" for op in OPS[bits]):
         return False
-    if policy.mode(FORCED) == "on":
+    if policy.mode(FORCED[bits]) == "on":
         return True
     n, k = shape
-    served = x.dtype is torch.float16 and n % COLUMNS == 0 and k % BYTES == 0 and 0 < k <= min(LONGEST, WIDEST)
+    served = (
+        x.dtype is torch.float16 and n % COLUMNS == 0 and k % (BYTES * 8 // bits) == 0 and 0 < k <= min(LONGEST, WIDEST)
+    )
     enough = not rounds or x.shape[:-1].numel() >= LEAST_ROWS
     return served and enough and (not x.is_cuda or int8_pays(_capability(x.get_device())))
 
