@@ -75,7 +75,7 @@ def command_line() -> argparse.ArgumentParser:
         "--to",
         metavar="KIND",
         required=True,
-        help="q8_0, q4_k, q5_k, q4_k_m (GGUF), int8, int8_convrot, fp8 (safetensors)",
+        help="q8_0, q4_k, q5_k, q4_k_m (GGUF), int8, int8_convrot, convrot_w4a4, fp8 (safetensors)",
     )
     add["quantise"].add_argument("--force", action="store_true", help="replace OUT where it is there")
     add["quantise"].add_argument("--architecture", metavar="WORD", help="of a GGUF file, where it is not known")
@@ -116,7 +116,7 @@ HELP = {
     "kernels": "build the device code and pack the archive (--check, --all, --only UNIT, --variant ARCH)",
     "bench": "measure on this machine's GPU and write bench/results: rows [modules, pager, host], models [fidelity], "
     "compare A B, report [prediction, turing]; each says with --help what it takes",
-    "quantise": "write a model's file in fewer bits (--to q8_0, q4_k, q5_k, q4_k_m, int8, int8_convrot or fp8)",
+    "quantise": "write a model's file in fewer bits (--to q8_0, q4_k, q5_k, q4_k_m, int8, int8_convrot, convrot_w4a4 or fp8)",
     "doctor": "look at driver, card, kernels, pager, disk and ComfyUI, and write a report to paste (--model FILE, --quick)",
     "workflows": "write the example workflows anew, after a node got an input or an example changed",
     "lines": "count the project's lines, and those of code, by folder",

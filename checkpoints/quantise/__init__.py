@@ -1,7 +1,7 @@
 """A model's file made smaller: `python3 dev.py quantise IN OUT --to KIND`.
 
     q8_0, q4_k, q5_k, q4_k_m     GGUF, which FuseStream reads, and other packs with a GGUF loader
-    int8, int8_convrot, fp8      safetensors, which stock ComfyUI reads
+    int8, int8_convrot, convrot_w4a4, fp8    safetensors, which stock ComfyUI reads
 
 The file is read and written in pieces of some rows, so a model of any size takes little memory.
 What stays as precise as it is, and why, is in `choice.py`; what becomes of a number, in `blocks.py`

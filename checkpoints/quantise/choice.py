@@ -27,7 +27,7 @@ READ = (".safetensors", ".sft")
 # is.
 GGUF_KINDS: Mapping[str, str] = MappingProxyType({"q8_0": "Q8_0", "q4_k": "Q4_K", "q5_k": "Q5_K", "q4_k_m": "Q4_K"})
 MIX, FINEST, BETWEEN = "q4_k_m", "Q6_K", "Q5_K"
-STOCK_KINDS = ("int8_convrot", "int8", "fp8")
+STOCK_KINDS = ("int8_convrot", "int8", "fp8", "convrot_w4a4")
 
 PLAIN = ("F32", "F16", "BF16")
 RICH = 4  # a block has at least so many tensors

@@ -2,14 +2,17 @@
 weight.
 
     x.weight        [n, k]     int8 or float8_e4m3
-    x.weight_scale  fp32       what to multiply it with: [n, 1] of int8_convrot, one number of the
-                    others
+    x.weight_scale  fp32       what to multiply it with: [n, 1] of int8_convrot, [n] of
+                    convrot_w4a4, one number of the others
     x.comfy_quant   uint8      the note, JSON: {"format": "int8_tensorwise", "convrot": true,
                     "convrot_groupsize": 256}
 
 int8_convrot: every row is turned by Hadamard matrices before it is rounded, each for so many
 neighbours, and has a scale of its own; what the weight multiplies is turned alike. That spreads
 large numbers over their neighbours.
+
+convrot_w4a4: the same in 4 bits, two numbers to a byte: x.weight is [n, k / 2], its scale [n]. The
+note is {"format": "convrot_w4a4", "convrot_groupsize": 256}; k is a multiple of 64.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import torch
 from torch import Tensor
 
 from ...kernels_cuda.ops.quant.rotation import GROUPS
+from ...kernels_cuda.ops.quant.rows_to_int4 import INT4_ROWS
 from ...kernels_cuda.ops.quant.rows_to_int8 import INT8_ROWS, LARGEST
 from ...memory import Checkpoint, Extent
 from ...memory.layer import DTYPES
@@ -33,9 +37,11 @@ from . import choice
 from .errors import CannotQuantise
 from .pieces import Rows, Workers, flat_pieces, matrix_rows, row_pieces, stored, workers
 
-CONVROT = "int8_convrot"
-STORED = {CONVROT: torch.int8, "int8": torch.int8, "fp8": FP8}
+CONVROT, CONVROT_INT4 = "int8_convrot", "convrot_w4a4"
+TURNED = {CONVROT: INT8_ROWS, CONVROT_INT4: INT4_ROWS}
+STORED = {**dict.fromkeys(TURNED, torch.int8), "int8": torch.int8, "fp8": FP8}
 LARGEST_OF = {"int8": float(LARGEST), "fp8": float(FP8_MAX)}
+INT4_GROUP = 64  # k that stock packs is a multiple
 FP8_MULTIPLE = 16  # of n and k that products in fp8 take
 
 
@@ -51,10 +57,14 @@ def write(
     for name, extent in source.extents.items():
         if extent.dtype not in DTYPES:
             raise CannotQuantise(f"{header.path}: {name} is of type {extent.dtype}, which torch does not have.")
-        layout[name] = (STORED[kind] if name in notes else DTYPES[extent.dtype], extent.shape)
+        layout[name] = (DTYPES[extent.dtype], extent.shape)
     for name, note in notes.items():
-        rows = source.extents[name].shape[0]
-        layout[_beside(name, "weight_scale")] = (torch.float32, (rows, 1) if kind == CONVROT else ())
+        rows, k = source.extents[name].shape
+        layout[name] = (STORED[kind], (rows, k // 2 if kind == CONVROT_INT4 else k))
+        layout[_beside(name, "weight_scale")] = (
+            torch.float32,
+            {CONVROT: (rows, 1), CONVROT_INT4: (rows,)}.get(kind, ()),
+        )
         layout[_beside(name, "comfy_quant")] = (torch.uint8, (note.numel(),))
     with WeightWriter(target, layout, header.metadata) as writer, workers() as pool:
         for i, (name, extent) in enumerate(source.extents.items(), 1):
@@ -62,7 +72,7 @@ def write(
                 for piece in pool.each(partial(_as_it_is, source, extent), flat_pieces(extent)):
                     writer.append(name, piece)
             else:
-                (_turned if kind == CONVROT else _scaled)(source, extent, kind, writer, pool)
+                (_turned if kind in TURNED else _scaled)(source, extent, kind, writer, pool)
                 writer.write(_beside(name, "comfy_quant"), notes[name])
             say(f"{i} of {len(source.extents)}: {name} {list(extent.shape)} {extent.dtype} -> {layout[name][0]}")
     return [str(layout[name][0]).removeprefix("torch.") for name in source.extents]
@@ -80,12 +90,12 @@ def _note(extent: Extent, kind: str) -> Tensor | None:
             return None
         said = dict(QUANT_NOTE)
     else:
-        said = {"format": "int8_tensorwise"}
-    if kind == CONVROT:
+        said = {"format": CONVROT_INT4 if kind == CONVROT_INT4 else "int8_tensorwise"}
+    if kind in TURNED:
         group = rotation(extent.shape[1])
-        if group is None:
+        if group is None or (kind == CONVROT_INT4 and extent.shape[1] % INT4_GROUP):
             return None
-        said |= {"convrot": True, "convrot_groupsize": group}
+        said |= {"convrot_groupsize": group} if kind == CONVROT_INT4 else {"convrot": True, "convrot_groupsize": group}
     return torch.frombuffer(bytearray(json.dumps(said).encode()), dtype=torch.uint8)
 
 
@@ -98,12 +108,12 @@ def _as_it_is(source: Checkpoint, extent: Extent, elements: Rows) -> Tensor:
     return stored(source, extent, *elements)
 
 
-def _turned(source: Checkpoint, extent: Extent, _kind: str, writer: WeightWriter, pool: Workers) -> None:
+def _turned(source: Checkpoint, extent: Extent, kind: str, writer: WeightWriter, pool: Workers) -> None:
     group = rotation(extent.shape[1])
     assert group is not None
 
     def work(rows: Rows) -> tuple[Tensor, Tensor]:
-        return INT8_ROWS.reference(matrix_rows(source, extent, rows), group)
+        return TURNED[kind].reference(matrix_rows(source, extent, rows), group)
 
     for numbers, scales in pool.each(work, row_pieces(extent)):
         writer.append(extent.name, numbers)

@@ -330,9 +330,9 @@ def test_stock_loads_what_is_written_and_would_write_the_same(tmp_path: Path, ki
         elif kind == "fp8":
             assert ((back - weight).abs() <= weight.abs() / 16 + scale * 2**-9 + half).all()
         else:  # turned, no number moves by more than a row does
-            rounding = scale / 2 * weight.shape[1] ** 0.5
+            rounding = scale.reshape(-1, 1) / 2 * weight.shape[1] ** 0.5
             assert ((back - weight).norm(dim=1, keepdim=True) <= rounding + half * weight.shape[1] ** 0.5).all()
-            assert off(back, weight) < 0.012
+            assert off(back, weight) < (0.2 if kind == "convrot_w4a4" else 0.012)
         told = {key: one for key, one in module.state_dict(prefix=f"{name}.").items() if not key.endswith(".bias")}
         assert len(told) == 3
         for key, tensor in told.items():

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import comfy.ops
 import comfy.quant_ops
+import in_halves
 import pytest
 import torch
+from scenes import Studio, distance, sample
 from torch import Tensor, nn
 
+from fusestream import checkpoints
+from fusestream.checkpoints.quantise import quantise
 from fusestream.fusion.fused import block
 from fusestream.fusion.weights.integer_weights import IntegerWeights, integer_operands
 from fusestream.fusion.weights.lora import Added, Pair
@@ -206,3 +211,16 @@ def test_broken_files_name_their_layer() -> None:
     holder = nn.ModuleDict({"to_q": made})
     with pytest.raises(ValueError, match=r"Missing ConvRot W4A4 weight scale for layer to_q"):
         holder.load_state_dict({f"to_q.{name}": one for name, one in found.items()})
+
+
+def test_a_wan_that_dev_py_wrote_is_multiplied_in_4_bits(tmp_path: Path) -> None:
+    """A whole model, streamed: as far from its numbers as stock's products are, but for chance."""
+    whole = checkpoints.write("wan_t2v", tmp_path, "fp16")
+    quantise(whole, path := tmp_path / "w4a4.safetensors", "convrot_w4a4")
+    scene = Studio(tmp_path).scene("wan_t2v")
+
+    def latents(policy: KernelPolicy) -> Tensor:
+        return sample(in_halves.load(path, policy), scene)
+
+    precise, auto = latents(PRECISE), latents(AUTO)
+    assert 1e-3 < distance(auto, precise) < 1.25 * distance(latents(KernelPolicy.of("off")), precise)
