@@ -19,7 +19,7 @@ from ..base.hooks import STREAM
 from ..base.policy import policy_on
 from ..stream.block_stream import BlockStream
 from ..weights.integer_weights import multiplies_bytes
-from ..weights.storage import INTEGER_LAYOUTS
+from ..weights.storage import product_bits
 from .block import multiplied_by_stock
 
 FLOAT8 = ("F8_E4M3", "F8_E5M2")
@@ -81,11 +81,11 @@ def as_stored(model: Any, policy: KernelPolicy) -> AsStored:
 
 def _of_integers(stream: BlockStream, policy: KernelPolicy, device: Any) -> AsStored:
     modules: list[Any] = [paged.module for block in stream.blocks for paged in block.paged]
-    of_integers = [module for module in modules if getattr(module, "layout_type", None) in INTEGER_LAYOUTS]
-    counted = Counter(INTEGER_LAYOUTS[module.layout_type] for module in of_integers)
+    bits = {module: found for module in modules if (found := product_bits(module)) is not None}
+    counted = Counter(bits.values())
     most = counted.most_common(1)[0][0] if counted else 8
     as_stored, asks_fp16, as_fp16 = OF_INTEGERS[most]
-    if all(module._full_precision_mm for module in of_integers):
+    if all(module._full_precision_mm for module in bits):
         return asks_fp16
     return as_stored if multiplies_bytes(replace(policy, precision="auto"), device, most) else as_fp16
 

@@ -91,7 +91,7 @@ class Storage:
         return None
 
     def multiplied(self) -> IntegerMatrix | None:
-        """The integers that `auto` multiplies; None: the file asks for a product of other numbers."""
+        """The integers as a product takes them; None: it is stored otherwise."""
         return self.integers()
 
     def few_rows(self) -> StoredRows | None:
@@ -246,8 +246,9 @@ class Int8(Integers):
 
 
 class ConvRotInt4(Integers):
-    """4-bit numbers as `convrot_w4a4` files have them, two to a byte. A file that asks for inputs of
-    8 bits (`linear_dtype`) is multiplied in halves, because our products have one size for both."""
+    """4-bit numbers as `convrot_w4a4` files have them, two to a byte. Where the file asks for inputs
+    of 8 bits (`linear_dtype`) they become bytes for each product, because both sides have one
+    size."""
 
     __slots__ = ()
 
@@ -255,7 +256,10 @@ class ConvRotInt4(Integers):
         return self._of(self.weight._params.convrot_groupsize, 4)
 
     def multiplied(self) -> IntegerMatrix | None:
-        return self.integers() if self.weight._params.linear_dtype == "int4" else None
+        found = self.integers()
+        if found is None or self.weight._params.linear_dtype == "int4":
+            return found
+        return found._replace(numbers=unpacked(found.numbers), bits=8)
 
 
 class Int4(Quantised):
@@ -308,6 +312,13 @@ LAYOUTS: Mapping[str, type[Quantised]] = {
     "TensorCoreSVDQuantW4A4Layout": Int4,
     ggml_tensor.NAME: Ggml,
 }
+
+
+def product_bits(module: Any) -> int | None:
+    """Bits of the integers that a Linear's product takes; None: its file has none."""
+    bits = INTEGER_LAYOUTS.get(getattr(module, "layout_type", None) or "")
+    asked = getattr(getattr(module.weight, "_params", None), "linear_dtype", None) if bits == 4 else None
+    return 8 if asked == "int8" else bits
 
 
 def storage_of(weight: Any) -> Storage:

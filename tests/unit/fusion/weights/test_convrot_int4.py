@@ -22,12 +22,13 @@ from fusestream.fusion.weights.integer_weights import IntegerWeights, integer_op
 from fusestream.fusion.weights.lora import Added, Pair
 from fusestream.fusion.weights.operands import Weights, operands
 from fusestream.fusion.weights.products import Part, gated_feed_forward, product, product_in_parts, products
-from fusestream.fusion.weights.storage import INT4_LAYOUT, ConvRotInt4, storage_of
+from fusestream.fusion.weights.storage import INT4_LAYOUT, ConvRotInt4, product_bits, storage_of
 from fusestream.kernels_cuda import (
     IntegerMatrix,
     KernelPolicy,
     linear_int4,
     linear_int4_pair,
+    linear_int8,
     multiplies_integers,
     multiply,
     multiply_pair,
@@ -36,6 +37,7 @@ from fusestream.kernels_cuda import (
     silu_mul,
 )
 from fusestream.kernels_cuda.ops.matmul import integer_rule
+from fusestream.kernels_cuda.ops.quant.integer_rows import unpacked
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs")
 HALF = torch.float16
@@ -133,9 +135,19 @@ def test_the_switch_of_8_bits_leaves_4_bits_alone() -> None:
     assert isinstance(found, IntegerWeights)
 
 
-@pytest.mark.parametrize("note", [{"full_precision_matrix_mult": True}, {"linear_dtype": "int8"}], ids=str)
-def test_a_file_that_asks_for_other_products_gets_halves(note: dict[str, Any]) -> None:
-    one, x = of_file(**note), half(7, K)
+def test_a_file_that_asks_for_inputs_of_8_bits_gets_them() -> None:
+    one, other, x = of_file(linear_dtype="int8"), of_file(), half(7, K)
+    own, matrix = taken(x, one), matrix_of(other)
+    assert isinstance(own, IntegerWeights) and own.matrix.bits == product_bits(one) == 8 and product_bits(other) == 4
+    wanted = linear_int8(x, unpacked(matrix.numbers), matrix.scales, one.bias, rotation=GROUP)
+    assert torch.equal(product(x, one, AUTO), wanted)
+    exact = product(x, one, PRECISE).float()
+    off = [(found.float() - exact).norm() for found in (wanted, one(x), product(x, other, AUTO))]
+    assert off[0] < 1.1 * off[1] and off[0] < 0.2 * off[2]
+
+
+def test_a_file_that_asks_for_full_precision_gets_halves() -> None:
+    one, x = of_file(full_precision_matrix_mult=True), half(7, K)
     assert isinstance(taken(x, one), Weights)
     assert torch.equal(product(x, one, AUTO), product(x, one, PRECISE))
 
