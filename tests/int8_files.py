@@ -1,4 +1,4 @@
-"""Files of 8-bit numbers as stock writes and reads them, and what their numbers are: for the tests."""
+"""Files of 8-bit and 4-bit numbers as stock writes and reads them, and what their numbers are: for the tests."""
 
 from __future__ import annotations
 
@@ -12,21 +12,29 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-LAYOUT = "TensorWiseINT8Layout"
+LAYOUT, INT4_LAYOUT = "TensorWiseINT8Layout", "TensorCoreConvRotW4A4Layout"
 
 
 class Kind(NamedTuple):
-    """How the weights of a file are stored. rows: a scale for each row. rotation: in groups of so many at most, 0: not turned."""
+    """How the weights of a file are stored. rows: a scale for each row. rotation: in groups of so many at most, 0: not turned.
+    multiple: of which k must be one."""
 
     rows: bool
     rotation: int = 0
+    bits: int = 8
+    multiple: int = 1
 
 
 BLOCKS = (
     "blocks.", "double_blocks.", "single_blocks.", "layers.", "input_blocks.", "middle_block.", "output_blocks.", "joint_blocks.",
     "transformer_blocks.",
 )  # fmt: skip
-KINDS = {"one scale": Kind(False), "rows": Kind(True), "convrot": Kind(True, 256)}
+KINDS = {
+    "one scale": Kind(False),
+    "rows": Kind(True),
+    "convrot": Kind(True, 256),
+    "convrot_w4a4": Kind(True, 256, 4, 64),
+}
 
 
 def quantised(weight: Tensor, kind: Kind) -> Any:
@@ -34,14 +42,18 @@ def quantised(weight: Tensor, kind: Kind) -> Any:
     if not kind.rotation:
         return QuantizedTensor.from_float(weight, LAYOUT, per_channel=kind.rows)
     group = next(one for one in (256, 64, 16, 4) if one <= kind.rotation and weight.shape[1] % one == 0)
+    if kind.bits == 4:
+        return QuantizedTensor.from_float(weight, INT4_LAYOUT, convrot_groupsize=group)
     return QuantizedTensor.from_float(weight, LAYOUT, per_channel=True, convrot=True, convrot_groupsize=group)
 
 
 def numbers(weight: Any) -> Tensor:
     """What a quantised weight stands for, as halves: exact but for the product with the scale in fp32, and the rounding to half."""
-    data, params = weight._qdata.double(), weight._params
-    scale = params.scale.reshape(-1, 1).float()
-    if params.convrot:
+    data, params = weight._qdata, weight._params
+    if weight._layout_cls == INT4_LAYOUT:  # of two neighbours the first has the lower bits
+        data = torch.stack(((data << 4) >> 4, data >> 4), -1).flatten(1)
+    data, scale = data.double(), params.scale.reshape(-1, 1).float()
+    if getattr(params, "convrot", True):
         group = params.convrot_groupsize
         data = (data.view(len(data), -1, group) @ hadamard(group)).flatten(1)
         scale = scale / group**0.5  # a power of two
@@ -60,7 +72,9 @@ def hadamard(size: int) -> Tensor:
 def state_dict(weight: Any, name: str) -> dict[str, Tensor]:
     """A quantised weight as a file has it. name: of its layer."""
     note: dict[str, Any] = {"format": "int8_tensorwise"}
-    if weight._params.convrot:
+    if weight._layout_cls == INT4_LAYOUT:
+        note = {"format": "convrot_w4a4", "convrot_groupsize": weight._params.convrot_groupsize}
+    elif weight._params.convrot:
         note |= {"convrot": True, "convrot_groupsize": weight._params.convrot_groupsize}
     told = torch.frombuffer(bytearray(json.dumps(note).encode()), dtype=torch.uint8)
     return {f"{name}.weight": weight._qdata, f"{name}.weight_scale": weight._params.scale, f"{name}.comfy_quant": told}
@@ -76,7 +90,8 @@ def write(source: Path, folder: Path, kind: str) -> tuple[Path, Path]:
         tensors, metadata = {name: opened.get_tensor(name) for name in opened.keys()}, opened.metadata()  # noqa: SIM118
     stored, halves = dict(tensors), dict(tensors)
     for name, tensor in tensors.items():
-        if name.startswith(BLOCKS) and name.endswith(".weight") and tensor.ndim == 2 and "mod" not in name.lower():
+        is_matrix = name.startswith(BLOCKS) and name.endswith(".weight") and tensor.ndim == 2
+        if is_matrix and "mod" not in name.lower() and tensor.shape[1] % KINDS[kind].multiple == 0:
             one = quantised(tensor, KINDS[kind])
             stored |= state_dict(one, name.removesuffix(".weight"))
             halves[name] = numbers(one)

@@ -321,6 +321,14 @@ def product_bits(module: Any) -> int | None:
     return 8 if asked == "int8" else bits
 
 
+def input_width(module: Any) -> int:
+    """Numbers of a Linear's input. Its own `in_features` may be the bytes of a row of 4-bit numbers,
+    because ComfyUI reads some sizes of a network off its file."""
+    found = storage_of(module.weight).integers()
+    width: int = module.in_features if found is None else found.shape[1]
+    return width
+
+
 def storage_of(weight: Any) -> Storage:
     """The object that answers for this weight."""
     if isinstance(weight, QuantizedTensor):

@@ -116,7 +116,7 @@ def test_patches_come_and_go(shelf: Shelf, kind: str) -> None:
 
 @pytest.mark.every_other
 @FEW
-@pytest.mark.parametrize("storage", [f"int8 {kind}" for kind in ("rows", "convrot")])
+@pytest.mark.parametrize("storage", [f"int8 {kind}" for kind in ("rows", "convrot", "convrot_w4a4")])
 def test_int8_files_are_exact_and_under_turbo_no_worse_than_stocks(shelf: Shelf, kind: str, storage: str) -> None:
     """To the bit the file of its halves; multiplied in 8 bits, as far from it as stock's products of the file are, but for
     chance."""

@@ -40,6 +40,7 @@ from ...fused.named_attention import told
 from ...vae.memory_limits import channels_last
 from ...weights.operands import operands
 from ...weights.products import product, products
+from ...weights.storage import input_width
 from .pictures import normed
 
 HAND_BACK = HandBack("u-net block")
@@ -64,7 +65,7 @@ def prompt_width(net: nn.Module) -> int | None:
     """The width of a prompt's tokens in a network; None: it takes no prompts."""
     blocks = (module for module in net.modules() if isinstance(module, stock.BasicTransformerBlock))
     first: Any = next(blocks, None)
-    return None if first is None or first.attn2 is None else first.attn2.to_k.in_features
+    return None if first is None or first.attn2 is None else input_width(first.attn2.to_k)
 
 
 # --------------------------------------------------------------------------------------------------------- transformers
