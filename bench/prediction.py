@@ -95,7 +95,7 @@ def short_text() -> str:
         "**Predicted, not measured**: minutes for 81 frames of 832x480 by Wan 14B in 20 steps / seconds "
         "for a picture of 1024x1024 by Flux.2 klein 4B in 4. *newest* is the newest ComfyUI, with torch "
         "for CUDA 13; *attention* is its INT8 attention, which is off until you switch it on; W4A4 files "
-        "have 4 bits a weight, and FuseStream cannot multiply them yet. On the RTX 2060 Super cuBLAS does "
+        "have 4 bits a weight; FuseStream's own products of them are not in this table. On the RTX 2060 Super cuBLAS does "
         "most of its INT8 products: its times there are the least that the fastest of cuBLAS's kernels allows."
     )
     lines = "\n".join(textwrap.fill(f"- {one}", 100, subsequent_indent="  ") for one in sentences(found))
