@@ -152,6 +152,9 @@ EDGES: dict[str, list[Edges]] = {
                 "blocks of 64": {"blocks": _LISTED},
                 "keys that turbo rounds": heads(1025, 64),
                 "keys too few for it": heads(1024, 64),
+                "heads of 256 that it rounds": heads(1025, 256),
+                "keys too few for those": heads(1024, 256),
+                "heads of 256 that it rounds, and a mask": {**heads(1025, 256), "mask": room(1025, 1025, dtype=torch.bool)},
                 "heads too wide for it": heads(2000, 384),
             },
         )

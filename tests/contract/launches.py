@@ -212,12 +212,13 @@ def told(op: Op, call: Call, monkeypatch: pytest.MonkeyPatch, in_full: list[str]
         reason = next(candidate.obstacles(call), None)
         if reason is not None:
             yield f"  {candidate.name}: {reason}"
-            continue
+        # What one tier refuses another may serve.
+        served = [one for one in POLICIES if next(candidate.obstacles(replace(call, policy=one)), None) is None]
         found: dict[tuple[str, str], dict[str, list[str]]] = {}
         for capability in CARDS:
             monkeypatch.setitem(launcher._cards, (None, None), Recorder(capability))  # a tensor on the CPU has no index
             seen = set()
-            for policy in POLICIES:
+            for policy in served:
                 asked = replace(call, policy=policy)
                 ways = candidate.ways(asked)
                 offered = ", ".join(map(str, ways))
