@@ -39,6 +39,10 @@ from .pieces import Rows, Workers, flat_pieces, matrix_rows, row_pieces, stored,
 
 CONVROT, CONVROT_INT4 = "int8_convrot", "convrot_w4a4"
 TURNED = {CONVROT: INT8_ROWS, CONVROT_INT4: INT4_ROWS}
+TURNED_NOTES: dict[str, dict[str, Any]] = {
+    CONVROT: {"format": "int8_tensorwise", "convrot": True},
+    CONVROT_INT4: {"format": CONVROT_INT4},
+}
 STORED = {**dict.fromkeys(TURNED, torch.int8), "int8": torch.int8, "fp8": FP8}
 LARGEST_OF = {"int8": float(LARGEST), "fp8": float(FP8_MAX)}
 INT4_GROUP = 64  # k that stock packs is a multiple
@@ -60,7 +64,7 @@ def write(
         layout[name] = (DTYPES[extent.dtype], extent.shape)
     for name, note in notes.items():
         rows, k = source.extents[name].shape
-        layout[name] = (STORED[kind], (rows, k // 2 if kind == CONVROT_INT4 else k))
+        layout[name] = (STORED[kind], (rows, k // TURNED[kind].in_byte if kind in TURNED else k))
         layout[_beside(name, "weight_scale")] = (
             torch.float32,
             {CONVROT: (rows, 1), CONVROT_INT4: (rows,)}.get(kind, ()),
@@ -89,13 +93,13 @@ def _note(extent: Extent, kind: str) -> Tensor | None:
         if any(size % FP8_MULTIPLE for size in extent.shape):
             return None
         said = dict(QUANT_NOTE)
-    else:
-        said = {"format": CONVROT_INT4 if kind == CONVROT_INT4 else "int8_tensorwise"}
-    if kind in TURNED:
+    elif kind in TURNED:
         group = rotation(extent.shape[1])
         if group is None or (kind == CONVROT_INT4 and extent.shape[1] % INT4_GROUP):
             return None
-        said |= {"convrot_groupsize": group} if kind == CONVROT_INT4 else {"convrot": True, "convrot_groupsize": group}
+        said = {**TURNED_NOTES[kind], "convrot_groupsize": group}
+    else:
+        said = {"format": "int8_tensorwise"}
     return torch.frombuffer(bytearray(json.dumps(said).encode()), dtype=torch.uint8)
 
 
