@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from ...kernels_cuda import rows_to_int4
-from ...kernels_cuda.ops.matmul.linear_int4 import PRODUCT
+from ...kernels_cuda.ops.matmul.linear_int4 import INT4
 from ...kernels_cuda.ops.quant.integer_rows import unpacked
 from ...kernels_cuda.ops.quant.rotation import root, turned
 from .. import kitchen
@@ -36,7 +36,7 @@ def row(label: str, m: int, n: int, k: int) -> Row:
         f"{label}: {m}x{n}x{k} rotation {GROUP}",
         made,
         ("none", 1.0, False, GROUP, None),
-        PRODUCT.stock(),
+        INT4.product.stock(),
         precision="turbo",
         flops=2.0 * m * n * k,
         peers=False,
@@ -56,7 +56,7 @@ def pair(label: str, m: int, n: int, k: int) -> Row:
 
     name = f"{label}: {m}x{n}x{k} rotation {GROUP}"
     options, flops = ("silu", 1.0, True, GROUP, None), 4.0 * m * n * k
-    stock = PRODUCT.stock(paired=True)
+    stock = INT4.product.stock(paired=True)
     return Row("linear_int4_pair", name, made, options, stock, precision="turbo", flops=flops, in_bytes=True)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...kernels_cuda import rows_to_int8
-from ...kernels_cuda.ops.matmul.linear_int8 import PRODUCT
+from ...kernels_cuda.ops.matmul.linear_int8 import INT8
 from ...kernels_cuda.ops.quant.rotation import root, turned
 from ...kernels_cuda.ops.quant.rows_to_int8 import INT8_ROWS
 from .. import kitchen
@@ -51,7 +51,7 @@ def row(
         f"{label}: {m}x{n}x{k}{f' rotation {rotation}' if rotation else ''}",
         lambda: operands(m, n, k, rotation, residual=residual),
         (activation, 1.0, False, rotation, None),
-        PRODUCT.stock(),
+        INT8.product.stock(),
         precision="turbo",
         flops=2.0 * m * n * k,
         peers=not plain,
@@ -81,7 +81,7 @@ def pair(label: str, m: int, n: int, k: int, rotation: int) -> Row:
 
     name = f"{label}: {m}x{n}x{k}{f' rotation {rotation}' if rotation else ''}"
     options, flops = ("silu", 1.0, True, rotation, None), 4.0 * m * n * k
-    stock = PRODUCT.stock(paired=True)
+    stock = INT8.product.stock(paired=True)
     return Row("linear_int8_pair", name, made, options, stock, precision="turbo", flops=flops, in_bytes=True)
 
 

@@ -132,6 +132,13 @@ def shifted(t: Tensor, elements: int = 1) -> Tensor:
     return view.copy_(t)
 
 
+def apart(t: Tensor) -> Tensor:
+    """The same numbers, rows at multiples of 16 bytes with a gap before and after each, of numbers that would show."""
+    gap = 32 // t.element_size()
+    room = torch.full((*t.shape[:-1], t.shape[-1] + 2 * gap), 99, dtype=t.dtype, device=t.device)
+    return room[..., gap : gap + t.shape[-1]].copy_(t)
+
+
 def padded_rows(t: Tensor, extra: int) -> Tensor:
     """The same values with a gap after each row."""
     room = torch.full((*t.shape[:-1], t.shape[-1] + extra), torch.nan, dtype=t.dtype, device=t.device)

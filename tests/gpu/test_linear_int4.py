@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpu.support import HALF_STEP, SMALLEST, until_chosen
+from gpu.support import HALF_STEP, SMALLEST, apart, on, until_chosen
 
-from fusestream.kernels_cuda import LEDGER, Int4Rows, KernelPolicy, linear_int4, linear_int4_, rows_to_int4
+from fusestream.kernels_cuda import LEDGER, Int4Rows, linear_int4, linear_int4_, rows_to_int4
 from fusestream.kernels_cuda.call import Call
 from fusestream.kernels_cuda.launcher import card
 from fusestream.kernels_cuda.ops.matmul import integer_product
@@ -17,10 +17,6 @@ from fusestream.kernels_cuda.ops.quant.rotation import GROUPS
 from fusestream.kernels_cuda.ops.quant.rows_to_int4 import INT4_ROWS
 
 PLAIN = ("none", 1.0, False, 0, torch.float32)
-
-
-def policy(isa):
-    return KernelPolicy.of("on", isa=isa)
 
 
 @pytest.fixture(params=list(op.CUTS), ids=lambda cut: f"{cut.rows}x{cut.columns}")
@@ -36,25 +32,19 @@ def any_bytes(*shape):
     return torch.randint(-128, 128, shape, dtype=torch.int8, device="cuda")
 
 
-def apart(t):
-    """The same numbers with a gap before and after each row, of numbers that would show."""
-    room = torch.full((*t.shape[:-1], t.shape[-1] + 48), 99, dtype=t.dtype, device=t.device)
-    return room[..., 16 : 16 + t.shape[-1]].copy_(t)
-
-
 def with_cut(cut, tensors, options, isa):
     """One way to cut the work, whatever the rule would choose."""
-    call = Call("linear_int4", tensors, options, policy(isa))
-    op.LINEAR_INT4.validate(call)
+    call = Call("linear_int4", tensors, options, on(isa))
+    op.INT4.op.validate(call)
     assert next(integer_product.obstacles(call), None) is None
-    return op.PRODUCT.plan(call, card(0, isa), integer_product.Tactic(cut))(*tensors)
+    return op.INT4.product.plan(call, card(0, isa), integer_product.Tactic(cut))(*tensors)
 
 
 def check(got, tensors, options):
     """One rounding of the result, and fp32 arithmetic behind the exact sums."""
-    exact = op.LINEAR_INT4.reference(*tensors, *options[:4], torch.float64)
+    exact = op.INT4.op.reference(*tensors, *options[:4], torch.float64)
     x, x_scale, weight, weight_scale, bias, residual, gate = tensors
-    sizes = op.LINEAR_INT4.reference(
+    sizes = op.INT4.op.reference(
         x, x_scale, weight, weight_scale, None, None, None, "none", *options[1:4], torch.float64
     ).abs() + (0 if bias is None else bias.double().abs())
     sizes = sizes * (1 if gate is None else 1.2 * gate.double().abs())
@@ -75,7 +65,7 @@ def test_rows_bit_for_bit(isa, k):
         if group and k % group:
             continue
         for t in (x, apart(x), x[:, ::2]):
-            found = rows_to_int4(t, rotation=group, policy=policy(isa))
+            found = rows_to_int4(t, rotation=group, policy=on(isa))
             numbers, scales = INT4_ROWS.reference(t.cpu(), group)
             assert torch.equal(found.numbers.cpu(), numbers), (k, group)
             torch.testing.assert_close(found.scales.cpu(), scales, rtol=0, atol=0, equal_nan=True)
@@ -125,9 +115,9 @@ def test_cuts_and_repeats_agree(isa):
 def test_in_place_and_rounded_before(isa):
     x, weight, scales, gate = half(2, 150, 64), any_bytes(72, 32), torch.rand(72, device="cuda") / 9, half(2, 150, 72)
     stream = half(2, 150, 72).float()
-    more = {"gate": gate, "activation": "silu", "policy": policy(isa)}
+    more = {"gate": gate, "activation": "silu", "policy": on(isa)}
     want = linear_int4(x, weight, scales, residual=stream, rotation=64, **more)
-    rounded = rows_to_int4(x, rotation=64, policy=policy(isa))
+    rounded = rows_to_int4(x, rotation=64, policy=on(isa))
     assert torch.equal(linear_int4(rounded, weight, scales, residual=stream, **more), want)
     linear_int4_(stream, x, weight, scales, residual=stream, rotation=64, **more)
     assert torch.equal(stream, want)
@@ -147,8 +137,8 @@ def test_near_the_product_of_halves(isa):
     """Rounding both operands of unit variance to 4 bits costs about 20 %."""
     x, weight = half(500, 5120), half(256, 5120) / 72
     exact = x.double() @ weight.double().t()
-    of_weight = rows_to_int4(weight, rotation=256, policy=policy(isa))
-    got = linear_int4(x, *of_weight, rotation=256, policy=policy(isa))
+    of_weight = rows_to_int4(weight, rotation=256, policy=on(isa))
+    got = linear_int4(x, *of_weight, rotation=256, policy=on(isa))
     assert 0.1 < float((got.double() - exact).norm() / exact.norm()) < 0.3
 
 
@@ -160,7 +150,7 @@ def test_strides_beyond_32_bits(isa):
     x = room.as_strided((3, 64), (2**31 - 2**12, 1))
     x.copy_(any_bytes(3, 64))
     weight, ones = any_bytes(72, 64), torch.ones(3, device="cuda")
-    got = linear_int4(Int4Rows(x, ones), weight, ones[:1], out_dtype=torch.float32, policy=policy(isa))
+    got = linear_int4(Int4Rows(x, ones), weight, ones[:1], out_dtype=torch.float32, policy=on(isa))
     assert torch.equal(got, (unpacked(x).double() @ unpacked(weight).double().t()).float())
 
 
@@ -168,5 +158,5 @@ def test_auto_tries_all_of_them():
     x, weight, bias, one = half(512, 512), any_bytes(512, 256), half(512), torch.ones(1, device="cuda")
     LEDGER.clear()
     until_chosen(lambda: linear_int4(x, weight, one, bias, activation="gelu_tanh"))
-    offered = {"stock", *(f"cuda {way}" for way in op.PRODUCT.ways(None))}
+    offered = {"stock", *(f"cuda {way}" for way in op.INT4.product.ways(None))}
     assert offered <= set(LEDGER.choices[-1].seconds)

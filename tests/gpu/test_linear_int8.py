@@ -6,7 +6,7 @@ import os
 
 import pytest
 import torch
-from gpu.support import assert_sums, on, padded_rows, shifted, until_chosen
+from gpu.support import apart, assert_sums, on, shifted, until_chosen
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
@@ -46,28 +46,19 @@ def whole(*shape, low=-127):
     return torch.randint(low, 128, shape, dtype=torch.int8, device="cuda")
 
 
-def apart(t):
-    """The same numbers with a gap after each row, of numbers that would show."""
-    if t.dtype is not torch.int8:
-        return padded_rows(t, 24)
-    room = torch.full((*t.shape[:-1], t.shape[-1] + 48), 99, dtype=t.dtype, device=t.device)
-    view = room[..., 16 : 16 + t.shape[-1]]
-    return view.copy_(t)
-
-
 def with_cut(cut, tensors, options, isa):
     """One way to cut the work, whatever the rule would choose."""
     call = Call("linear_int8", tensors, options, on(isa))
-    op.LINEAR_INT8.validate(call)
+    op.INT8.op.validate(call)
     assert next(integer_product.obstacles(call), None) is None
-    return op.PRODUCT.plan(call, card(0, isa), integer_product.Tactic(cut))(*tensors)
+    return op.INT8.product.plan(call, card(0, isa), integer_product.Tactic(cut))(*tensors)
 
 
 def exactly(tensors, options):
     """float64, and the magnitudes that roundings behind the sums grow with."""
-    exact = op.LINEAR_INT8.reference(*tensors, *options[:4], torch.float64)
+    exact = op.INT8.op.reference(*tensors, *options[:4], torch.float64)
     x, x_scale, weight, weight_scale, bias, residual, gate = tensors
-    plain = op.LINEAR_INT8.reference(
+    plain = op.INT8.op.reference(
         x, x_scale, weight, weight_scale, None, None, gate, "none", *options[1:4], torch.float64
     ).abs()
     for added, by in ((bias, gate), (residual, None)):
@@ -200,7 +191,7 @@ def test_random_configurations(isa, c):
     options = (c["activation"], c["scale"], c["saturate"], c["rotation"], c["out"])
     cuts = list(op.CUTS)
     got = with_cut(cuts[c["cut"] % len(cuts)], tensors, options, isa)
-    exact = op.LINEAR_INT8.reference(*tensors, *options[:4], torch.float64)
+    exact = op.INT8.op.reference(*tensors, *options[:4], torch.float64)
     assert got.is_contiguous() and got.shape == exact.shape
     _, sizes = exactly(tensors, options)
     assert_sums(got, exact, sizes, "int8", str(c))
@@ -329,8 +320,8 @@ def test_every_candidate_computes_the_same(kind):
     for residual, gate in ((None, None), (half(300, 256), None), (half(300, 256).float(), half(256))):
         tensors = (x, None, *weight8, bias, residual, gate)
         call = Call("linear_int8", tensors, (kind, 1.0, False, 256, None), KernelPolicy())
-        exact = op.LINEAR_INT8.reference(*tensors, kind, 1.0, False, 256, torch.float64)
-        for candidate in op.LINEAR_INT8.candidates:
+        exact = op.INT8.op.reference(*tensors, kind, 1.0, False, 256, torch.float64)
+        for candidate in op.INT8.op.candidates:
             if candidate.refuse(call) is not None:
                 continue
             got = candidate.prepare(call)(*tensors).double()
@@ -342,6 +333,6 @@ def test_auto_tries_all_of_them():
     x, weight, bias, one = half(512, 512), whole(512, 512), half(512), torch.ones(1, device="cuda")
     LEDGER.clear()
     until_chosen(lambda: linear_int8(x, weight, one, bias, activation="gelu_tanh"))
-    assert {"stock", *(f"cuda {way.cut.rows}x{way.cut.columns}" for way in op.PRODUCT.ways(None))} <= set(
+    assert {"stock", *(f"cuda {way.cut.rows}x{way.cut.columns}" for way in op.INT8.product.ways(None))} <= set(
         LEDGER.choices[-1].seconds
     )

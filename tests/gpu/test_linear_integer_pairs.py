@@ -2,38 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from gpu.support import HALF_STEP, SMALLEST, until_chosen
+from gpu.support import HALF_STEP, SMALLEST, apart, on, until_chosen
 
-from fusestream.kernels_cuda import (
-    LEDGER,
-    KernelPolicy,
-    linear_int4_pair,
-    linear_int4_pair_,
-    linear_int8_pair,
-    linear_int8_pair_,
-    rows_to_int4,
-    rows_to_int8,
-)
+from fusestream.kernels_cuda import LEDGER
 from fusestream.kernels_cuda.call import Call
 from fusestream.kernels_cuda.launcher import card
 from fusestream.kernels_cuda.ops.matmul import integer_product, linear_int4, linear_int8
+from fusestream.kernels_cuda.ops.matmul.integer_operands import ROUNDINGS
 from fusestream.kernels_cuda.ops.matmul.linear_operands import ACTIVATIONS
 
-# Numbers in a byte, the product, its op, the functions, and what rounds rows for it.
-KINDS: dict[str, tuple[int, Any, Any, Any, Any, Any]] = {
-    "int8": (1, linear_int8.PRODUCT, linear_int8.LINEAR_INT8_PAIR, linear_int8_pair, linear_int8_pair_, rows_to_int8),
-    "int4": (2, linear_int4.PRODUCT, linear_int4.LINEAR_INT4_PAIR, linear_int4_pair, linear_int4_pair_, rows_to_int4),
-}
-CUTS = [(kind, cut) for kind, (_, product, *_) in KINDS.items() for cut in product.cuts]
+KINDS = {"int8": linear_int8.INT8, "int4": linear_int4.INT4}
+CUTS = [(kind, cut) for kind, of in KINDS.items() for cut in of.product.cuts]
 PLAIN = ("none", 1.0, False, 0, torch.float32)
 
 
-def policy(isa):
-    return KernelPolicy.of("on", isa=isa)
+def in_byte_of(kind):
+    return ROUNDINGS[KINDS[kind].product.unit].in_byte
 
 
 def half(*shape):
@@ -48,24 +34,18 @@ def scales_of(*shape):
     return torch.rand(*shape, device="cuda") / 400
 
 
-def apart(t):
-    """The same numbers with a gap before and after each row, of numbers that would show."""
-    room = torch.full((*t.shape[:-1], t.shape[-1] + 48), 99, dtype=t.dtype, device=t.device)
-    return room[..., 16 : 16 + t.shape[-1]].copy_(t)
-
-
 def with_cut(kind, cut, tensors, options, isa):
     """One way to cut the work, whatever the rule would choose."""
-    _, product, op, *_ = KINDS[kind]
-    call = Call(op.name, tensors, options, policy(isa))
-    op.validate(call)
+    of = KINDS[kind]
+    call = Call(of.pair_op.name, tensors, options, on(isa))
+    of.pair_op.validate(call)
     assert next(integer_product.obstacles(call), None) is None
-    return product.plan(call, card(0, isa), integer_product.Tactic(cut))(*tensors)
+    return of.product.plan(call, card(0, isa), integer_product.Tactic(cut))(*tensors)
 
 
 def check(kind, got, tensors, options):
     """One rounding of the result, and fp32 arithmetic behind the exact sums of both products."""
-    op = KINDS[kind][2]
+    op = KINDS[kind].pair_op
     exact = op.reference(*tensors, *options[:4], torch.float64)
     # The sizes of both products: what the error of the one is multiplied with is the other.
     gate = op.reference(*tensors[:4], *tensors[2:4], "none", 1.0, False, options[3], torch.float64).sqrt()
@@ -79,11 +59,11 @@ def check(kind, got, tensors, options):
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 8, 32), (65, 136, 160), (700, 520, 3104)])
 def test_sums_bit_for_bit(isa, kind, cut, m, n, k):
     """Sums are exact in fp32, and so their product is rounded once."""
-    in_byte = KINDS[kind][0]
+    in_byte = in_byte_of(kind)
     x, weight, up = (any_bytes(rows, k // in_byte) % 3 for rows in (m, n, n))
     ones = torch.ones(m, device="cuda")
     tensors = (x, ones, weight, ones[:1], up, ones[:1])
-    want = KINDS[kind][2].reference(*tensors, *PLAIN[:4], torch.float64)
+    want = KINDS[kind].pair_op.reference(*tensors, *PLAIN[:4], torch.float64)
     for one in (tensors, (apart(x), ones, apart(weight), ones[:1], apart(up), ones[:1])):
         assert torch.equal(with_cut(kind, cut, one, PLAIN, isa), want.float())
 
@@ -92,7 +72,7 @@ def test_sums_bit_for_bit(isa, kind, cut, m, n, k):
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize(("kind", "cut"), CUTS, ids=str)
 def test_all_that_follows_the_products(isa, kind, cut, activation):
-    in_byte = KINDS[kind][0]
+    in_byte = in_byte_of(kind)
     for m, n, k in ((65, 136, 160), (300, 264, 1536)):
         both = any_bytes(2 * n, k // in_byte)
         tensors = (apart(half(m, k)), None, both[:n], scales_of(n), both[n:], scales_of(n))
@@ -103,7 +83,7 @@ def test_all_that_follows_the_products(isa, kind, cut, activation):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_cuts_and_repeats_agree(isa, kind):
-    in_byte, product, *_ = KINDS[kind]
+    in_byte, product = in_byte_of(kind), KINDS[kind].product
     weight, up = (any_bytes(520, 1536 // in_byte) for _ in range(2))
     tensors = (half(900, 1536), None, weight, scales_of(520), up, scales_of(520))
     cuts = (*product.cuts, *product.cuts)
@@ -113,23 +93,23 @@ def test_cuts_and_repeats_agree(isa, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rounded_before_written_to_its_place_and_saturated(isa, kind):
-    in_byte, _, _, pair, pair_, rounded = KINDS[kind]
+    in_byte, of = in_byte_of(kind), KINDS[kind]
     x = half(2, 150, 64)
     both = any_bytes(144, 64 // in_byte)
     scales = scales_of(144) * 4000  # beyond 65504 in some places
     weights = (both[:72], scales[:72], both[72:], scales[72:])
-    want = pair(x, *weights, rotation=64, saturate=True, policy=policy(isa))
+    want = of.pair(x, *weights, rotation=64, saturate=True, policy=on(isa))
     assert (want.abs() == 65504).any() and want.isfinite().all()
-    rows = rounded(x, rotation=64, policy=policy(isa))
-    assert torch.equal(pair(rows, *weights, saturate=True, policy=policy(isa)), want)
+    rows = of.round_rows(x, rotation=64, policy=on(isa))
+    assert torch.equal(of.pair(rows, *weights, saturate=True, policy=on(isa)), want)
     room = torch.full((2, 150, 96), 7.0, device="cuda").half()
-    pair_(room[..., 8:80], x, *weights, rotation=64, saturate=True, policy=policy(isa))
+    of.pair_(room[..., 8:80], x, *weights, rotation=64, saturate=True, policy=on(isa))
     assert torch.equal(room[..., 8:80], want) and (room[..., :8] == 7).all() and (room[..., 80:] == 7).all()
 
 
 @pytest.mark.parametrize(("kind", "cut"), CUTS, ids=str)
 def test_what_is_not_finite_stays_in_its_row(isa, kind, cut):
-    in_byte = KINDS[kind][0]
+    in_byte = in_byte_of(kind)
     x, weight, up, scales = half(200, 96), any_bytes(136, 96 // in_byte), any_bytes(136, 96 // in_byte), scales_of(136)
     tensors = (x, None, weight, scales, up, scales.clone())
     clean = with_cut(kind, cut, tensors, PLAIN, isa)
@@ -142,8 +122,8 @@ def test_what_is_not_finite_stays_in_its_row(isa, kind, cut):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_auto_tries_all_of_them(kind):
-    in_byte, product, _, pair, *_ = KINDS[kind]
+    in_byte, of = in_byte_of(kind), KINDS[kind]
     x, both, scales = half(512, 512), any_bytes(1024, 512 // in_byte), scales_of(1024)
     LEDGER.clear()
-    until_chosen(lambda: pair(x, both[:512], scales[:512], both[512:], scales[512:]))
-    assert {"stock", *(f"cuda {way}" for way in product.ways(None))} <= set(LEDGER.choices[-1].seconds)
+    until_chosen(lambda: of.pair(x, both[:512], scales[:512], both[512:], scales[512:]))
+    assert {"stock", *(f"cuda {way}" for way in of.product.ways(None))} <= set(LEDGER.choices[-1].seconds)

@@ -5,7 +5,7 @@ What is multiplied with it, and what is done to the result, is the same; so is w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -13,30 +13,12 @@ from torch import Tensor
 
 from ...policy import STANDARD, KernelPolicy
 from ..elementwise.activations import silu_mul
-from ..quant.rows_to_int4 import Int4Rows, rows_to_int4
-from ..quant.rows_to_int8 import Int8Rows, rows_to_int8
+from .integer_linear import IntegerLinear, RoundedRows
 from .linear import Activation, linear, linear_, linear_pair, linear_pair_
-from .linear_int4 import linear_int4, linear_int4_, linear_int4_pair, linear_int4_pair_
-from .linear_int8 import linear_int8, linear_int8_, linear_int8_pair, linear_int8_pair_
+from .linear_int4 import INT4
+from .linear_int8 import INT8
 
-RoundedRows = Int8Rows | Int4Rows
-
-
-class IntegerOps(NamedTuple):
-    """What multiplies integers of one size. rows: what rounds x for them, and the type of the result."""
-
-    linear: Callable[..., Tensor]
-    linear_: Callable[..., None]
-    pair: Callable[..., Tensor]
-    pair_: Callable[..., None]
-    round: Callable[..., RoundedRows]
-    rows: type[RoundedRows]
-
-
-OPS: Mapping[int, IntegerOps] = {  # by bits
-    8: IntegerOps(linear_int8, linear_int8_, linear_int8_pair, linear_int8_pair_, rows_to_int8, Int8Rows),
-    4: IntegerOps(linear_int4, linear_int4_, linear_int4_pair, linear_int4_pair_, rows_to_int4, Int4Rows),
-}
+OPS: Mapping[int, IntegerLinear] = {8: INT8, 4: INT4}  # by bits
 
 
 class IntegerMatrix(NamedTuple):
@@ -54,7 +36,7 @@ class IntegerMatrix(NamedTuple):
         return torch.Size((n, width * 8 // self.bits))
 
     @property
-    def ops(self) -> IntegerOps:
+    def ops(self) -> IntegerLinear:
         return OPS[self.bits]
 
 
@@ -63,7 +45,7 @@ Matrix = Tensor | IntegerMatrix  # [n, k]
 
 def rows_for(x: Tensor, weight: IntegerMatrix, *, policy: KernelPolicy = STANDARD) -> RoundedRows:
     """x [..., k] fp16 rounded for a weight: turned as its rows are, to as many bits."""
-    return weight.ops.round(x, rotation=weight.rotation, policy=policy)
+    return weight.ops.round_rows(x, rotation=weight.rotation, policy=policy)
 
 
 def rows_of(weight: Matrix, first: int, last: int) -> Matrix:
@@ -188,11 +170,7 @@ def _unlike(
 
 
 def _left_to_turn(x: Tensor | RoundedRows, weight: IntegerMatrix) -> int:
-    if isinstance(x, Tensor):
-        return weight.rotation
-    if not isinstance(x, weight.ops.rows):
-        raise TypeError(f"a weight of {weight.bits} bits cannot be multiplied with {type(x).__name__}")
-    return 0
+    return weight.rotation if isinstance(x, Tensor) else 0
 
 
 def _halves(x: Tensor | RoundedRows) -> Tensor:

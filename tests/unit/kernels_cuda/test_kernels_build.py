@@ -172,7 +172,9 @@ def test_linear_fits_a_multiprocessor(built, variant, room):
 
 @needs_compiler
 @pytest.mark.parametrize(("variant", "room"), [("sm_75", 64), ("sm_80", 100), ("sm_90", 228), ("sm_120", 100)])
-@pytest.mark.parametrize("product", [linear_int8.PRODUCT, linear_int4.PRODUCT], ids=lambda product: product.unit)
+@pytest.mark.parametrize(
+    "product", [linear_int8.INT8.product, linear_int4.INT4.product], ids=lambda product: product.unit
+)
 def test_integers_fit_a_multiprocessor(built, variant, room, product):
     """As above, in bytes where the other has halves."""
     code, kernels = built[variant][product.unit]

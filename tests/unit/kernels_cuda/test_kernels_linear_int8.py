@@ -131,12 +131,12 @@ def test_what_stocks_library_is_asked(monkeypatch):
     assert "rounds x itself" in (rival.refuse(call(x=whole(4, 32))) or "")
     assert "scaled or saturated" in (rival.refuse(call(options=("none", 0.5, False, 0, None))) or "")
     assert "nothing to compute" in (rival.refuse(call(x=halves(0, 32))) or "")
-    assert [c.name for c in op.LINEAR_INT8.candidates] == ["cuda", "stock", "comfy-kitchen"]  # `off` takes stock
+    assert [c.name for c in op.INT8.op.candidates] == ["cuda", "stock", "comfy-kitchen"]  # `off` takes stock
     x, weight, bias, stream = torch.randn(4, 256).half(), whole(16, 256), torch.randn(16).half(), torch.randn(4, 16)
     for options in (("gelu_tanh", 1.0, False, 0, None), ("none", 1.0, False, 64, torch.float16)):
         asked = call(x, weight, torch.tensor(0.01), bias, stream, bias, options=options)
         got = rival.prepare(asked)(*asked.tensors)
-        want = op.LINEAR_INT8.reference(*asked.tensors, *options)
+        want = op.INT8.op.reference(*asked.tensors, *options)
         assert got.dtype is want.dtype
         assert (got - want).double().norm() / want.double().norm() < 0.01
 

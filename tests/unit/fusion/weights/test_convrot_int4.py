@@ -192,7 +192,7 @@ def test_a_pair_of_4_and_8_bits_is_two_products() -> None:
     x, four = half(7, K), matrix_of(of_file())
     eight = IntegerMatrix(*rows_to_int8(half(N, K, seed=3), rotation=GROUP), GROUP)
     assert torch.equal(multiply_pair(x, four, eight), silu_mul(multiply(x, four), multiply(x, eight)))
-    with pytest.raises(TypeError, match="a weight of 8 bits cannot be multiplied with Int4Rows"):
+    with pytest.raises(TypeError, match="linear_int8 multiplies rows that are Int8Rows, not Int4Rows"):
         multiply(rows_for(x, four), eight)
 
 
