@@ -371,8 +371,8 @@ struct Attention {
                     e[n][i] =
                         exp2_fast(fmaf(s[2 * half + n][m][i], by(m, i >> 1, key_scale), base(m, i >> 1, key_scale)));
                 }
-                w[half][m][2 * n] = halves_of(e[n][0], e[n][1]);
-                w[half][m][2 * n + 1] = halves_of(e[n][2], e[n][3]);
+                w[half][m][2 * n] = to_halves(e[n][0], e[n][1]);
+                w[half][m][2 * n + 1] = to_halves(e[n][2], e[n][3]);
             }
 #pragma unroll
             for (int r = 0; r < 2; r++) part[m][r] = sum_of(w[half][m][r]) + sum_of(w[half][m][2 + r]);

@@ -21,7 +21,7 @@ struct Softmax {
 // What two weights, rounded to half, add to the sum that divides them in the end. Rounded, because the values are
 // multiplied with rounded ones: where one key has all the weight, its rounding then cancels.
 __device__ inline float sum_of(unsigned weights) {
-    const float2 pair = floats_of(weights);
+    const float2 pair = to_floats(weights);
     return pair.x + pair.y;
 }
 
@@ -31,7 +31,7 @@ __device__ inline float within_half(float mean) {
     return fabsf(mean) < 66000.0f ? fminf(fmaxf(mean, -65504.0f), 65504.0f) : mean;
 }
 __device__ inline unsigned mean_halves(float low, float high) {
-    return halves_of(within_half(low), within_half(high));
+    return to_halves(within_half(low), within_half(high));
 }
 
 // A row that saw no key is all zeros.
@@ -52,7 +52,7 @@ __device__ inline void shrink_queries(unsigned (&q)[kM][kSteps][4], float& scale
             float norm = 0;
 #pragma unroll
             for (int ks = 0; ks < kSteps; ks++) {
-                const float2 a = floats_of(q[m][ks][r]), b = floats_of(q[m][ks][r + 2]);
+                const float2 a = to_floats(q[m][ks][r]), b = to_floats(q[m][ks][r + 2]);
                 norm += (fabsf(a.x) + fabsf(a.y)) + (fabsf(b.x) + fabsf(b.y));
             }
             norm += __shfl_xor_sync(~0u, norm, 1);
@@ -72,8 +72,8 @@ __device__ inline void shrink_queries(unsigned (&q)[kM][kSteps][4], float& scale
         for (int ks = 0; ks < kSteps; ks++) {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                const float2 pair = floats_of(q[m][ks][i]);
-                q[m][ks][i] = halves_of(pair.x * shrink, pair.y * shrink);
+                const float2 pair = to_floats(q[m][ks][i]);
+                q[m][ks][i] = to_halves(pair.x * shrink, pair.y * shrink);
             }
         }
     }

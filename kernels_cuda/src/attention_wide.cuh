@@ -141,7 +141,7 @@ struct WideAttention {
             for (int i = 0; i < 4; i++) e[i] = exp2_fast(fmaf(s[n][i], scale, low[i >> 1]));
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                const unsigned weights = halves_of(e[2 * r], e[2 * r + 1]);
+                const unsigned weights = to_halves(e[2 * r], e[2 * r + 1]);
                 total[r] += sum_of(weights);
                 store_word(memory + kWeightsAt + Weights::offset(row(r), part * 2 + n) + (lane & 3) * 4, weights);
             }

@@ -3,11 +3,12 @@
 
 #include "gelu.cuh"
 #include "mma.cuh"
+#include "vector.cuh"
 
 // Mirrored by ACTIVATIONS in ops/matmul/linear_operands.py.
 enum Activation { kIdentity, kGeluErf, kGeluTanh, kSilu, kRelu };
 
-// Eight adjacent elements of half or float, as they lie in memory.
+// Eight adjacent elements of two bytes or float, as they lie in memory.
 struct Words {
     uint4 low, high;
 
@@ -21,11 +22,11 @@ struct Words {
     }
 };
 
-// The same, to compute with.
+// The same, to compute with. is_bf16: elements of two bytes are bf16, not half.
 struct Eight {
     float v[8];
 
-    __device__ void unpack(const Words& words, bool is_float) {
+    __device__ void unpack(const Words& words, bool is_float, bool is_bf16 = false) {
         const uint4 &l = words.low, &h = words.high;
         const unsigned all[8] = {l.x, l.y, l.z, l.w, h.x, h.y, h.z, h.w};
         if (is_float) {
@@ -34,26 +35,30 @@ struct Eight {
         } else {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                const float2 pair = floats_of(all[i]);
+                const float2 pair = is_bf16 ? two_floats<__nv_bfloat16>(all[i]) : to_floats(all[i]);
                 v[2 * i] = pair.x, v[2 * i + 1] = pair.y;
             }
         }
     }
 
-    __device__ void load(const void* base, i64 index, bool is_float) {
+    __device__ void load(const void* base, i64 index, bool is_float, bool is_bf16 = false) {
         Words words;
         words.load(base, index, is_float);
-        unpack(words, is_float);
+        unpack(words, is_float, is_bf16);
     }
 
-    __device__ void store(void* base, i64 index, bool is_float) const {
+    __device__ void store(void* base, i64 index, bool is_float, bool is_bf16 = false) const {
         if (is_float) {
             float4* to = reinterpret_cast<float4*>(static_cast<float*>(base) + index);
             to[0] = make_float4(v[0], v[1], v[2], v[3]);
             to[1] = make_float4(v[4], v[5], v[6], v[7]);
         } else {
-            *reinterpret_cast<uint4*>(static_cast<__half*>(base) + index) =
-                make_uint4(halves_of(v[0], v[1]), halves_of(v[2], v[3]), halves_of(v[4], v[5]), halves_of(v[6], v[7]));
+            unsigned words[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                words[i] = is_bf16 ? to_bf16s(v[2 * i], v[2 * i + 1]) : to_halves(v[2 * i], v[2 * i + 1]);
+            }
+            store_words(static_cast<__half*>(base) + index, words);
         }
     }
 

@@ -1,6 +1,21 @@
-// What every kernel includes: CUDA's half, and the 64-bit integer that products of sizes are computed in.
+// What every kernel includes: CUDA's half, how two of them become floats and back, and the 64-bit integer that products
+// of sizes are computed in.
 #pragma once
 
 #include <cuda_fp16.h>
 
 using i64 = long long;
+
+__device__ inline float2 to_floats(unsigned word) {
+    __half2 pair;
+    memcpy(&pair, &word, sizeof(pair));
+    return __half22float2(pair);
+}
+
+// Rounds to nearest even, once: everything before it was float.
+__device__ inline unsigned to_halves(float low, float high) {
+    const __half2 pair = __floats2half2_rn(low, high);
+    unsigned word;
+    memcpy(&word, &pair, sizeof(word));
+    return word;
+}

@@ -5,7 +5,7 @@
 
 // Of 16 rows x 8 columns.
 __device__ inline void fold(float (&to)[4], const unsigned (&part)[2]) {
-    const float2 upper = floats_of(part[0]), lower = floats_of(part[1]);
+    const float2 upper = to_floats(part[0]), lower = to_floats(part[1]);
     to[0] += upper.x, to[1] += upper.y, to[2] += lower.x, to[3] += lower.y;
 }
 
@@ -15,7 +15,7 @@ template <int kBlocks, int kBeside>
 __device__ inline void fold(float (&sums)[2][kBlocks][4], int m, const unsigned (&part)[2][kBeside][2]) {
 #pragma unroll
     for (int i = 0; i < 4 * kBeside; i++) {
-        const float2 pair = floats_of(part[i / 2 % 2][i / 4][i % 2]);
+        const float2 pair = to_floats(part[i / 2 % 2][i / 4][i % 2]);
         sums[i / 2 % 2][m + i / 4][i % 2 * 2] += pair.x;
         sums[i / 2 % 2][m + i / 4][i % 2 * 2 + 1] += pair.y;
     }

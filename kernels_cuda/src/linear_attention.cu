@@ -60,7 +60,7 @@ struct States {
             load_words(words, keys + Tile::offset(key, i * 4 + threadIdx.x % 4));
 #pragma unroll
             for (const unsigned word : words) {
-                const float2 pair = floats_of(word);
+                const float2 pair = to_floats(word);
                 sum = fmaf(pair.x, pair.x, fmaf(pair.y, pair.y, sum));
             }
         }
@@ -201,7 +201,7 @@ struct Apply {
             load_words(words, keys + Tile::offset(key, i * kLanes + lane));
 #pragma unroll
             for (int j = 0; j < 8; j++) {
-                const float2 pair = floats_of(words[j / 2]);
+                const float2 pair = to_floats(words[j / 2]);
                 l[i][j] = log_feature(p, j % 2 ? pair.y : pair.x);
                 most = fmaxf(most, l[i][j]);
             }
@@ -214,7 +214,7 @@ struct Apply {
             unsigned words[4];
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                words[j] = halves_of(exp2_fast(l[i][2 * j] - most + kLift), exp2_fast(l[i][2 * j + 1] - most + kLift));
+                words[j] = to_halves(exp2_fast(l[i][2 * j] - most + kLift), exp2_fast(l[i][2 * j + 1] - most + kLift));
             }
             store_words(keys + Tile::offset(key, i * kLanes + lane), words);
         }
@@ -236,7 +236,7 @@ struct Apply {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const float *at = l[i / 2][0] + i % 2 * 2, low = kLift - most[i % 2];
-                q[step][0][i] = halves_of(exp2_fast(at[0] + low), exp2_fast(at[1] + low));
+                q[step][0][i] = to_halves(exp2_fast(at[0] + low), exp2_fast(at[1] + low));
             }
         }
     }
@@ -322,7 +322,7 @@ struct Apply {
             for (int i = 0; i < 4; i++) {
                 const float* o = rows.o[2 * step + i / 2][0] + i % 2 * 2;
                 // Nothing was seen, or nothing but zeros: zero.
-                words[i] = total[i % 2] == 0 ? 0 : halves_of(o[0] * inverse[i % 2], o[1] * inverse[i % 2]);
+                words[i] = total[i % 2] == 0 ? 0 : to_halves(o[0] * inverse[i % 2], o[1] * inverse[i % 2]);
             }
             exchange(words);
             if (exists) store_whole(out + step * 16, words);

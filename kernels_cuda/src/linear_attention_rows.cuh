@@ -56,7 +56,7 @@ using Logs = float[2][1][4];
 __device__ inline void log_features(const LinearAttentionParams& p, Logs& l, const unsigned (&x)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        const float2 pair = floats_of(x[i]);
+        const float2 pair = to_floats(x[i]);
         float* to = l[i / 2][0] + i % 2 * 2;
         to[0] = log_feature(p, pair.x), to[1] = log_feature(p, pair.y);
     }
@@ -136,8 +136,8 @@ struct Rows {
         for (int i = 0; i < 4; i++) {
             const float* at = l[i / 2][0] + i % 2 * 2;
             const float low = kLift - most[i % 2];
-            w[0][i] = halves_of(exp2_fast(at[0] + low), exp2_fast(at[1] + low));
-            const float2 rounded = floats_of(w[0][i]);
+            w[0][i] = to_halves(exp2_fast(at[0] + low), exp2_fast(at[1] + low));
+            const float2 rounded = to_floats(w[0][i]);
             sum[i % 2] += rounded.x + rounded.y;
         }
 #pragma unroll

@@ -16,6 +16,9 @@ struct OneFactor {
     // Of a pair: what the gate's sums are multiplied with, and the others'.
     __device__ float of_gate(const LinearParams&, int) const { return 1.0f; }
     __device__ float of_up(const LinearParams& p, int) const { return p.scale; }
+    // Whether what is of two bytes is bf16, not half: bias, residual and gate; out.
+    __device__ static constexpr bool beside_is_bf16() { return false; }
+    __device__ static constexpr bool out_is_bf16() { return false; }
 };
 
 // A warp's way out: 16 rows of sums at a time go through its own corner of shared memory, so that each lane comes to
@@ -51,7 +54,7 @@ struct Epilogue {
         const float* mine = corner + row * kPitch + lane % kLanes * 8;
         const int end = column < p.n ? min(p.m, row0 + 16 * kBands) : 0;
         Eight bias;
-        if (p.bias != nullptr && column < p.n) bias.load(p.bias, column, p.bias_is_float);
+        if (p.bias != nullptr && column < p.n) bias.load(p.bias, column, p.bias_is_float, factor.beside_is_bf16());
         if (column < p.n) factor.of_columns(p, column);
         // The residual is asked for a row ahead.
         int r = row0 + row;
@@ -91,7 +94,7 @@ struct Epilogue {
                     }
                     value.activate(p.activation);
                 }
-                finish(value, added, here, column);
+                finish(value, added, here, column, factor);
             }
         }
     }
@@ -113,20 +116,21 @@ struct Epilogue {
     }
 
     // Gate and residual, and the one rounding.
-    __device__ void finish(Eight& value, const Words& added, Place at, int column) const {
+    __device__ void finish(Eight& value, const Words& added, Place at, int column, const Factor& factor) const {
         if (p.gate != nullptr) {
             Eight gate;
             gate.load(p.gate, at.batch * p.gate_batch + at.token / unsigned(p.tokens_per_frame) * p.gate_frame + column,
-                      p.gate_is_float);
+                      p.gate_is_float, factor.beside_is_bf16());
 #pragma unroll
             for (int c = 0; c < 8; c++) value.v[c] *= gate.v[c];
         }
         if (p.residual != nullptr) {
             Eight residual;
-            residual.unpack(added, p.residual_is_float);
+            residual.unpack(added, p.residual_is_float, factor.beside_is_bf16());
             value.add(residual);
         }
         if (p.saturate) value.saturate();
-        value.store(p.out, at.batch * p.out_batch + at.token * p.out_row + column, p.out_is_float);
+        value.store(p.out, at.batch * p.out_batch + at.token * p.out_row + column, p.out_is_float,
+                    factor.out_is_bf16());
     }
 };

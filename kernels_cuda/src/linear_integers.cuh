@@ -14,6 +14,8 @@ struct LinearIntegerParams {
     const float* up_scale;      // ... the other weight's, as many
     LinearParams linear;        // x and weights: two bytes to a half
     int weight_scale_step;      // 1, or 0 where there is one for all
+    int beside_is_bf16;         // bias, residual and gate, those of two bytes: bf16, not half
+    int out_is_bf16;            // out, if it is of two bytes
 };
 
 // Row and column have a scale each.
@@ -21,22 +23,23 @@ template <typename SumOfOne, bool kPaired>
 struct IntegerFactor {
     using Sum = SumOfOne;
 
-    const float* of_rows;
-    const float* of_weight;
-    int step;
+    const LinearIntegerParams& all;
     float of_column[8], of_row, next;
 
-    __device__ explicit IntegerFactor(const LinearIntegerParams& p)
-        : of_rows(p.x_scale), of_weight(p.weight_scale), step(p.weight_scale_step) {}
+    __device__ explicit IntegerFactor(const LinearIntegerParams& p) : all(p) {}
 
     __device__ void of_columns(const LinearParams& p, int column) {
 #pragma unroll
-        for (int c = 0; c < 8; c++) of_column[c] = of_weight[(column + c) * step] * p.scale;
+        for (int c = 0; c < 8; c++) {
+            of_column[c] = all.weight_scale[(column + c) * all.weight_scale_step] * p.scale;
+        }
     }
     // row: within this grid row. All rows together are fewer than 2^31.
-    __device__ void ask_row(const LinearParams& p, int row) { next = of_rows[blockIdx.y * unsigned(p.m) + row]; }
+    __device__ void ask_row(const LinearParams& p, int row) { next = all.x_scale[blockIdx.y * unsigned(p.m) + row]; }
     __device__ void take_row() { of_row = next; }
     __device__ float at(const LinearParams&, int c) const { return of_row * of_column[c]; }
+    __device__ bool beside_is_bf16() const { return all.beside_is_bf16; }
+    __device__ bool out_is_bf16() const { return all.out_is_bf16; }
 };
 
 // Of a pair, each weight's columns have their own.
@@ -44,24 +47,24 @@ template <typename SumOfOne>
 struct IntegerFactor<SumOfOne, true> {
     using Sum = SumOfOne;
 
-    const float *of_rows, *of_weights, *of_ups;
-    int step;
+    const LinearIntegerParams& all;
     float gate[8], up[8], of_row, next;
 
-    __device__ explicit IntegerFactor(const LinearIntegerParams& p)
-        : of_rows(p.x_scale), of_weights(p.weight_scale), of_ups(p.up_scale), step(p.weight_scale_step) {}
+    __device__ explicit IntegerFactor(const LinearIntegerParams& p) : all(p) {}
 
     __device__ void of_columns(const LinearParams& p, int column) {
 #pragma unroll
         for (int c = 0; c < 8; c++) {
-            gate[c] = of_weights[(column + c) * step];
-            up[c] = of_ups[(column + c) * step] * p.scale;
+            gate[c] = all.weight_scale[(column + c) * all.weight_scale_step];
+            up[c] = all.up_scale[(column + c) * all.weight_scale_step] * p.scale;
         }
     }
-    __device__ void ask_row(const LinearParams& p, int row) { next = of_rows[blockIdx.y * unsigned(p.m) + row]; }
+    __device__ void ask_row(const LinearParams& p, int row) { next = all.x_scale[blockIdx.y * unsigned(p.m) + row]; }
     __device__ void take_row() { of_row = next; }
     __device__ float of_gate(const LinearParams&, int c) const { return of_row * gate[c]; }
     __device__ float of_up(const LinearParams&, int c) const { return of_row * up[c]; }
+    __device__ bool beside_is_bf16() const { return all.beside_is_bf16; }
+    __device__ bool out_is_bf16() const { return all.out_is_bf16; }
 };
 
 template <typename Sum, int kRowWarps, int kColumnWarps, int kBands, bool kPaired>

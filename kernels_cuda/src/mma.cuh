@@ -215,17 +215,3 @@ __device__ inline void multiply(C (&c0)[kM][kRegisters], C (&c1)[kM][kRegisters]
     }
 #endif
 }
-
-// ---- halves and floats -------------------------------------------------------------------------------------------
-
-__device__ inline unsigned halves_of(float low, float high) {
-    const __half2 pair = __floats2half2_rn(low, high);
-    unsigned word;
-    memcpy(&word, &pair, sizeof(word));
-    return word;
-}
-__device__ inline float2 floats_of(unsigned word) {
-    __half2 pair;
-    memcpy(&pair, &word, sizeof(pair));
-    return __half22float2(pair);
-}

@@ -112,12 +112,6 @@ __device__ inline void store_pack(float* p, const Pack<float>& pack) {
     store_words(p + kQuad, quad(pack, 1));
 }
 
-__device__ inline float2 to_floats(unsigned word) {
-    __half2 pair;
-    memcpy(&pair, &word, sizeof(pair));
-    return __half22float2(pair);
-}
-
 // Two elements of a type of two bytes, the lower first.
 template <typename T>
 __device__ inline float2 two_floats(unsigned word);
@@ -128,14 +122,6 @@ __device__ inline float2 two_floats<__half>(unsigned word) {
 template <>
 __device__ inline float2 two_floats<__nv_bfloat16>(unsigned word) {
     return make_float2(__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u));
-}
-
-// Rounds to nearest even, once: everything before it was float.
-__device__ inline unsigned to_halves(float low, float high) {
-    const __half2 pair = __floats2half2_rn(low, high);
-    unsigned word;
-    memcpy(&word, &pair, sizeof(word));
-    return word;
 }
 
 // A float whose upper half is that of v rounded to bf16, to nearest even; what its lower half holds has no meaning. An

@@ -117,6 +117,9 @@ EDGES: dict[str, list[Edges]] = {
                 "sums beyond 31 bits": {"x": Int8Rows(int8(4, 2**17), torch.ones(4)), "weight": int8(16, 2**17)},
                 **_BIAS,
                 "to bfloat16": {"out_dtype": torch.bfloat16},
+                "of bfloat16": {"x": bf16(4, 32), "bias": bf16(16), "residual": bf16(4, 16)},
+                "of bfloat16 and float32": {"x": bf16(4, 32), "residual": room(4, 16, dtype=SINGLE), "gate": bf16(16)},
+                "a bias of float16 beside bfloat16": {"bias": room(16), "residual": bf16(4, 16)},
                 "rows of a large model": {"x": room(8192, 32), "weight": int8(4096, 32)},
             },
         )

@@ -74,10 +74,11 @@ def assert_sums(
 
     rounded_to  the type of that rounding, if `got` stands in a wider one
     """
-    half = (rounded_to or got.dtype) is torch.float16
-    step = HALF_STEP * exact.abs() * 1.001 + SMALLEST if half else 2e-6 * exact.abs()
+    kind = rounded_to or got.dtype
+    step, smallest = STEPS.get(kind, (2e-6, 0.0))
+    step = step * exact.abs() * 1.001 + smallest
     allowed = step + 1.3 * (SUM_STEP[precision] + folded) * sizes + 4e-6 * exact.abs() + 1e-7
-    fits = exact.abs() + allowed < (65504 if half else torch.inf)
+    fits = exact.abs() + allowed < torch.finfo(kind).max
     assert got.double()[fits].isfinite().all(), f"{what}: not finite"
     over = ((got.double() - exact).abs() - allowed)[fits]
     worst = float(over.max()) if over.numel() else -1.0

@@ -155,12 +155,13 @@ def configurations(draw):
         "activation": draw(st.sampled_from(ACTIVATIONS)),
         "scale": draw(st.sampled_from([1.0, 1.0, 0.25, 2.0])),
         "saturate": draw(st.booleans()),
-        "out": draw(st.sampled_from([None, torch.float16, torch.float32])),
+        "two": draw(st.sampled_from([torch.float16, torch.bfloat16])),
+        "out": draw(st.sampled_from([None, torch.float16, torch.bfloat16, torch.float32])),
         "apart": draw(st.booleans()),
         "weight apart": draw(st.booleans()),
         "one scale": draw(st.booleans()),
-        "bias": draw(st.sampled_from([None, torch.float16, torch.float32])),
-        "residual": draw(st.sampled_from([None, torch.float16, torch.float32])),
+        "bias": draw(st.sampled_from(["none", "two", "single"])),
+        "residual": draw(st.sampled_from(["none", "two", "single"])),
         "gate": draw(st.sampled_from(["none", "all", "batch", "frames", "tokens"])),
         "cut": draw(st.integers(0, 11)),
     }
@@ -168,7 +169,8 @@ def configurations(draw):
 
 def operands_of(c):
     b, s, n, k = c["sizes"]
-    x = whole(b, s, k) if c["rounded"] else half(b, s, k)
+    types = {"two": c["two"], "single": torch.float32}
+    x = whole(b, s, k) if c["rounded"] else half(b, s, k).to(c["two"])
     x_scale = torch.rand(b, s, device="cuda") / 50 + 1e-3 if c["rounded"] else None
     weight, scales = whole(n, k, low=-128), torch.rand(1 if c["one scale"] else n, device="cuda") / k**0.5 / 50
     frames = {"all": (1, 1), "batch": (b, 1), "frames": (b, min(s, 3)), "tokens": (b, s)}
@@ -177,9 +179,9 @@ def operands_of(c):
         x_scale,
         apart(weight) if c["weight apart"] else weight,
         scales,
-        None if c["bias"] is None else half(n).to(c["bias"]),
-        None if c["residual"] is None else half(b, s, n).to(c["residual"]),
-        None if c["gate"] == "none" else half(*frames[c["gate"]], n),
+        None if c["bias"] == "none" else half(n).to(types[c["bias"]]),
+        None if c["residual"] == "none" else half(b, s, n).to(types[c["residual"]]),
+        None if c["gate"] == "none" else half(*frames[c["gate"]], n).to(c["two"]),
     )
 
 
@@ -206,6 +208,25 @@ def test_ends_and_corners(isa, cut, m, n, k):
     options = ("gelu", 1.0, False, 4, None)
     exact, sizes = exactly(tensors, options)
     assert_sums(with_cut(cut, tensors, options, isa), exact, sizes, "int8", f"{m}x{n}x{k}")
+
+
+@pytest.mark.sanitize
+def test_streams_of_bf16(isa, cut):
+    """As the maths has them, and written to their place; on sm_75 too, which has no instruction for them."""
+    x, weight, scales = (half(2, 65, 160) * 4e5).bfloat16(), whole(136, 160), torch.rand(136, device="cuda") / 100
+    bias, stream, gate = half(136).bfloat16(), (half(2, 65, 136) * 1e6).bfloat16(), half(2, 1, 136).bfloat16()
+    tensors, options = (x, None, weight, scales, bias, stream, gate), ("silu", 1.0, True, 16, None)
+    exact, sizes = exactly(tensors, options)
+    found = with_cut(cut, tensors, options, isa)
+    assert exact.abs().max() > 65504, "fp16 would hold it"
+    assert_sums(found, exact, sizes, "int8")
+    wanted = linear_int8(
+        x, weight, scales, bias, rotation=16, activation="silu", residual=stream, gate=gate, policy=on(isa)
+    )
+    linear_int8_(
+        stream, x, weight, scales, bias, rotation=16, activation="silu", residual=stream, gate=gate, policy=on(isa)
+    )
+    assert wanted.dtype is torch.bfloat16 and torch.equal(stream, wanted) and torch.equal(found, wanted)
 
 
 def test_cuts_and_repeats_agree(isa):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpu.support import HALF_STEP, SMALLEST, apart, on, until_chosen
+from gpu.support import STEPS, apart, on, until_chosen
 
 from fusestream.kernels_cuda import LEDGER
 from fusestream.kernels_cuda.call import Call
@@ -50,7 +50,8 @@ def check(kind, got, tensors, options):
     # The sizes of both products: what the error of the one is multiplied with is the other.
     gate = op.reference(*tensors[:4], *tensors[2:4], "none", 1.0, False, options[3], torch.float64).sqrt()
     up = op.reference(*tensors[:2], *tensors[4:], *tensors[4:], "none", 1.0, False, options[3], torch.float64).sqrt()
-    step = HALF_STEP * exact.abs() * 1.001 + SMALLEST if got.dtype is torch.float16 else 2e-6 * exact.abs()
+    step, smallest = STEPS.get(got.dtype, (2e-6, 0.0))
+    step = step * exact.abs() * 1.001 + smallest
     assert ((got.double() - exact).abs() <= step + 4e-6 * (1 + gate.abs()) * up.abs() + 1e-7).all()
 
 
@@ -76,7 +77,7 @@ def test_all_that_follows_the_products(isa, kind, cut, activation):
     for m, n, k in ((65, 136, 160), (300, 264, 1536)):
         both = any_bytes(2 * n, k // in_byte)
         tensors = (apart(half(m, k)), None, both[:n], scales_of(n), both[n:], scales_of(n))
-        for out in (torch.float16, torch.float32):
+        for out in (torch.float16, torch.bfloat16, torch.float32):
             options = (activation, 0.5, False, 4, out)
             check(kind, with_cut(kind, cut, tensors, options, isa), tensors, options)
 

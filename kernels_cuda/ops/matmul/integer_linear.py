@@ -61,13 +61,15 @@ class IntegerLinear:
     ) -> Tensor:
         """residual + gate * activation(scale * (x' @ weight^T) * x_scale * weight_scale + bias), each part optional.
 
-        x             [batch, ..., k] fp16, rounded to x' with a scale for each row; or what `rows_to_int8` or `rows_to_int4` made
-                      of it, if several products have the same input
+        x             [batch, ..., k] fp16 or bf16, rounded to x' with a scale for each row; or what `rows_to_int8` or
+                      `rows_to_int4` made of it, if several products have the same input
         weight        int8, rows may be apart: [n, k]; of 4 bits [n, k / 2], two numbers to a byte as `rows_to_int4` packs them
         weight_scale  fp32: one element, or one for each row of the weight ([n] or [n, 1])
         rotation      the group in which the weight's rows were turned before they were rounded, 0 if they were not: x is turned
                       alike. Rows that are rounded already were turned then
-        The rest is as `linear` has it. The sums are exact; all that follows is fp32, and rounded once.
+        The rest is as `linear` has it, fp16 or fp32; or bf16 or fp32, and then the result may be bf16. It is of x's type where
+        nothing else says so, of rows that are rounded already fp16. The sums are exact; all that follows is fp32, and rounded
+        once.
         """
         tensors = (*self._given(x), weight, weight_scale, bias, residual, gate)
         out: Tensor = self.op(tensors, (activation, scale, saturate, rotation, out_dtype), policy)
@@ -89,7 +91,7 @@ class IntegerLinear:
         saturate: bool = False,
         policy: KernelPolicy = STANDARD,
     ) -> None:
-        """`linear`, written to `out`, [batch, ..., n] fp16 or fp32 with rows anywhere. The residual may be `out` itself."""
+        """`linear`, written to `out`, [batch, ..., n] fp16, bf16 or fp32 with rows anywhere. The residual may be `out` itself."""
         tensors = (out, *self._given(x), weight, weight_scale, bias, residual, gate)
         self.op_into(tensors, (activation, scale, saturate, rotation), policy)
 
@@ -133,7 +135,7 @@ class IntegerLinear:
         saturate: bool = False,
         policy: KernelPolicy = STANDARD,
     ) -> None:
-        """`pair`, written to `out`, [batch, ..., n] fp16 or fp32 with rows anywhere."""
+        """`pair`, written to `out`, [batch, ..., n] fp16, bf16 or fp32 with rows anywhere."""
         tensors = (out, *self._given(x), weight, weight_scale, up, up_scale)
         self.pair_op_into(tensors, (activation, scale, saturate, rotation), policy)
 

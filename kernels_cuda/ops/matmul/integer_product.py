@@ -18,19 +18,25 @@ from ...launcher import Card, Launch, Pointer, output, parameter_struct
 from ...plans import plan_of
 from ...policy import IsaClass
 from ...registry import CudaCandidate, Op, StockCandidate
+from ..quant.integer_rows import TYPES as ROW_TYPES
 from ..quant.integer_rows import row_obstacles
-from ..views.checks import no_multiples, scattered, wrong_dtype, wrong_output
+from ..views.checks import mixed_dtypes, no_multiples, scattered, wrong_dtype, wrong_output
 from ..views.rows import Rows, folded, row_view
 from .integer_operands import IntegerOperands, compute, stock_compute, validate
 from .linear import FIELDS, MOST, POINTERS, TYPES, Cut, class_of, parameters, places
+from .linear_operands import Operands
 
 COLUMNS = 8  # n is a multiple: columns of an access to the result
 BYTES = 16  # of an access to x and weight: bytes of a row and their strides are multiples
+BESIDE = (*TYPES, torch.bfloat16)  # of what is read and written behind the sums
 LONGEST = 2**17 - BYTES  # k: of products of -128 with -128 more do not fit 31 bits
 
 # Mirrors LinearIntegerParams in src/linear_integers.cuh.
 LinearIntegerParams = parameter_struct(
-    "LinearIntegerParams", (Pointer, f"x_scale weight_scale up_scale {POINTERS}"), *FIELDS, (c_int, "weight_scale_step")
+    "LinearIntegerParams",
+    (Pointer, f"x_scale weight_scale up_scale {POINTERS}"),
+    *FIELDS,
+    (c_int, "weight_scale_step beside_is_bf16 out_is_bf16"),
 )
 
 
@@ -119,7 +125,10 @@ class IntegerProduct:
     def _prepare(self, call: Call, o: IntegerOperands, card: Card, tactic: Tactic | None) -> Launch:
         x, weight = folded(row_view(o.plain.x)), row_view(o.plain.weight)
         params = LinearIntegerParams(
-            **parameters(o.plain, in_pairs(x), in_pairs(weight)), weight_scale_step=int(o.weight_scale.numel() > 1)
+            **parameters(o.plain, in_pairs(x), in_pairs(weight)),
+            weight_scale_step=int(o.weight_scale.numel() > 1),
+            beside_is_bf16=any(t.dtype is torch.bfloat16 for t in _of_two_bytes(o.plain).values()),
+            out_is_bf16=o.plain.out_dtype is torch.bfloat16,
         )
         p, isa = o.plain, card.isa_class(self.unit)
         chosen = tactic or Tactic(self.best_cut(p.m, p.n, card.multiprocessors, isa, paired=p.paired))
@@ -139,10 +148,11 @@ def obstacles(call: Call) -> Iterator[str]:
     o = IntegerOperands.of_call(call)
     p = o.plain
     yield from wrong_dtype((torch.int8,), weight=p.weight, up=p.up)
-    yield from wrong_dtype((torch.float16, torch.int8), x=p.x)
+    yield from wrong_dtype((*ROW_TYPES, torch.int8), x=p.x)
     yield from wrong_dtype((torch.float32,), x_scale=o.x_scale, weight_scale=o.weight_scale, up_scale=o.up_scale)
-    yield from wrong_dtype(TYPES, bias=p.bias, residual=p.residual, gate=p.gate)
-    yield from wrong_output(TYPES, p.out_dtype)
+    yield from wrong_dtype(BESIDE, bias=p.bias, residual=p.residual, gate=p.gate)
+    yield from wrong_output(BESIDE, p.out_dtype)
+    yield from mixed_dtypes(_of_two_bytes(p))
     if not p.m * p.n:
         return  # nothing to compute, and nothing to refuse
     if not o.k:
@@ -173,3 +183,9 @@ def shape_class(call: Call) -> str:
 
 def _empty(o: IntegerOperands) -> Tensor:
     return o.plain.x.new_empty(o.plain.shape, dtype=o.plain.out_dtype)
+
+
+def _of_two_bytes(o: Operands) -> dict[str, Tensor]:
+    """What is read behind the sums and is not of fp32."""
+    read = {"bias": o.bias, "residual": o.residual, "gate": o.gate}
+    return {name: t for name, t in read.items() if t is not None and t.dtype is not torch.float32}

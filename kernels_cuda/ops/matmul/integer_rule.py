@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...binary.arch import int8_pays
 from ...policy import KernelPolicy
-from ..quant.integer_rows import WIDEST
+from ..quant.integer_rows import TYPES, WIDEST
 from ..quant.rotation import GROUPS
 from .integer_product import BYTES, COLUMNS, LONGEST
 
@@ -48,9 +48,7 @@ def multiplies_integers(
     if policy.mode(FORCED[bits]) == "on":
         return True
     n, k = shape
-    served = (
-        x.dtype is torch.float16 and n % COLUMNS == 0 and k % (BYTES * 8 // bits) == 0 and 0 < k <= min(LONGEST, WIDEST)
-    )
+    served = x.dtype in TYPES and n % COLUMNS == 0 and k % (BYTES * 8 // bits) == 0 and 0 < k <= min(LONGEST, WIDEST)
     enough = not rounds or x.shape[:-1].numel() >= LEAST_ROWS
     return served and enough and (not x.is_cuda or int8_pays(_capability(x.get_device())))
 

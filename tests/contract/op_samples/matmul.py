@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import torch
-from contract.op_contract import HALF, LARGEST, SINGLE, Contract, Draw, Operands, ones
+from contract.op_contract import BF16, HALF, LARGEST, SINGLE, Contract, Draw, Operands, ones
 from contract.op_samples import quant
 from contract.op_samples.elementwise import activated, gate_of, over_tokens
 from contract.op_samples.norm import halves_of, seen_parts
@@ -28,6 +28,7 @@ from fusestream.kernels_cuda.ops.matmul.few_rows import PLAIN, SCALED
 from fusestream.kernels_cuda.ops.quant.packed_blocks import BLOCK_TYPES
 
 ACTIVATIONS = ("none", "gelu", "gelu_tanh", "silu", "relu")
+WRITTEN = (None, HALF, BF16, SINGLE)  # types of what products of integers give
 # Where the fp16 numbers of a block lie: random bytes there would be Inf and NaN.
 HALVES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,)} | dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2))
 
@@ -110,6 +111,7 @@ def _of_8_bits(draw: Draw) -> Operands:
         "weight": weight,
         "weight_scale": of_weight,
         **_behind(draw, batch, frames, run, n),
+        "out_dtype": draw.of(*WRITTEN),
     }
 
 
@@ -124,6 +126,7 @@ def _of_4_bits(draw: Draw) -> Operands:
         "weight": weight,
         "weight_scale": draw.uniform(*draw.of((), (1,), (n,), (n, 1))) * 0.1,
         **_behind(draw, batch, frames, run, n),
+        "out_dtype": draw.of(*WRITTEN),
     }
 
 
@@ -144,7 +147,7 @@ def _pair_of_integers(draw: Draw, given: Operands) -> Operands:
     own = {name: given[name] for name in ("x", "weight", "weight_scale", "activation", "scale", "saturate")}
     up = draw.whole(*given["weight"].shape, low=-128, high=128)
     scales = draw.uniform(*given["weight_scale"].shape) * 0.01
-    return {**own, "up": up, "up_scale": scales, "out_dtype": draw.of(None, HALF, SINGLE)}
+    return {**own, "up": up, "up_scale": scales, "out_dtype": draw.of(*WRITTEN)}
 
 
 def _paired_scaled(
@@ -296,6 +299,7 @@ CONTRACTS = {
         _scaled,
         slack=4e-6,
         stock=1e-2,
+        bf16=True,
         special=("residual", "weight_scale"),
         base={"x": ones(2, 16), "weight": _int8(8, 16), "weight_scale": torch.ones(8)},
         wrong=[
@@ -316,6 +320,7 @@ CONTRACTS = {
         _scaled_4_bits,
         slack=4e-6,
         stock=1e-2,
+        bf16=True,
         special=("residual",),
         base={"x": ones(2, 16), "weight": _int8(8, 8), "weight_scale": torch.ones(8)},
         wrong=[

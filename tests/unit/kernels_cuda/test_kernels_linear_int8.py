@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fusestream.kernels_cuda import KernelPolicy, int8_to_half, linear_int8, rows_to_int8
+from fusestream.kernels_cuda import (
+    KernelPolicy,
+    int8_to_half,
+    linear_int8,
+    linear_int8_,
+    linear_int8_pair,
+    rows_to_int8,
+)
 from fusestream.kernels_cuda.call import Call
 from fusestream.kernels_cuda.ops.matmul import linear_int8 as op
 from fusestream.kernels_cuda.ops.matmul.integer_operands import KitchenLinear, kitchen
@@ -87,6 +94,25 @@ def test_halves_are_rounded_on_the_way(group):
     theirs = linear_int8(x, weight8.numbers, weight8.scales, rotation=group, policy=OFF)
     assert (theirs.double() - exact).norm() / exact.norm() < 0.017
     assert ((theirs.double() - got.double()).norm() / exact.norm()) < 0.01
+
+
+@pytest.mark.parametrize("policy", [KernelPolicy(), OFF], ids=["reference", "stock"])
+def test_streams_of_bf16(policy):
+    """What fp16 would not hold, in and out: of x's type, or the residual's."""
+    x, weight8 = (torch.randn(2, 40, 256) * 1e5).bfloat16(), rows_to_int8(torch.randn(64, 256).half() / 16, rotation=64)
+    stream, gate = (torch.randn(2, 40, 64) * 1e6).bfloat16(), torch.randn(64).bfloat16()
+    exact = x.double() @ int8_to_half(*weight8, rotation=64).double().t()
+    got = linear_int8(x, *weight8, rotation=64, policy=policy)
+    assert got.dtype is torch.bfloat16 and got.abs().max() > 65504
+    assert (got.double() - exact).norm() / exact.norm() < 0.02
+    more = {"residual": stream, "gate": gate, "saturate": True, "rotation": 64, "policy": policy}
+    added = linear_int8(x, *weight8, **more)
+    wanted = stream.double() + gate.double() * exact
+    assert added.dtype is torch.bfloat16 and (added.double() - wanted).norm() / wanted.norm() < 0.02
+    linear_int8_(stream, x, *weight8, **more)
+    assert torch.equal(stream, added)
+    pair = linear_int8_pair(x, *weight8, *weight8, rotation=64, policy=policy)
+    assert pair.dtype is torch.bfloat16 and pair.isfinite().all() and pair.max() > 1e8
 
 
 def test_stocks_own_library_agrees():
