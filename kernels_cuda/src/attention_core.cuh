@@ -477,16 +477,7 @@ struct Attention {
                 }
             }
             __syncwarp();
-#pragma unroll
-            for (int i = 0; i < kPasses; i++) {
-                const int at = i * 32 + lane, row = first_row() + m * 16 + at / kUnits;
-                unsigned words[4];
-                load_words(words, room + Tile::offset(at / kUnits, at % kUnits));
-                if (row < p.q_length) {
-                    *reinterpret_cast<uint4*>(head + row * p.out_token + at % kUnits * 8) =
-                        make_uint4(words[0], words[1], words[2], words[3]);
-                }
-            }
+            store_rows<Tile, 16, kUnits>(room, head, p.out_token, first_row() + m * 16, p.q_length);
             __syncwarp();  // before the next rows take their place
         }
     }

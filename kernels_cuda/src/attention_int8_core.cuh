@@ -334,7 +334,7 @@ struct Int8Attention {
     __device__ void write(int keys) {
         extern __shared__ __align__(128) unsigned char memory[];
         using Tile = SwizzledTile<kD>;
-        constexpr int kUnits = kD / 8, kPasses = kUnits / 4;
+        constexpr int kUnits = kD / 8;
         __syncthreads();
         const int lane = lane_again(), t = lane & 3;
         const unsigned room = shared_address(memory) + (thread_again() >> 5) * 8 * kD * 2;
@@ -360,19 +360,11 @@ struct Int8Attention {
                     const float off = fmaf(o[n][m][i], inverse, -share * p.v_sums[at]);
                     x[i] = total == 0 ? 0.0f : fmaf(off, p.v_scales[at], p.v_means[at]);
                 }
-                store_word(room + Tile::offset(lane >> 2, n) + t * 4, mean_halves(x[0], x[1]));
+                const unsigned word = p.is_bf16 ? to_bf16s(x[0], x[1]) : mean_halves(x[0], x[1]);
+                store_word(room + Tile::offset(lane >> 2, n) + t * 4, word);
             }
             __syncwarp();
-#pragma unroll
-            for (int i = 0; i < kPasses; i++) {
-                const int at = i * 32 + lane, row = first_row() + m * 8 + at / kUnits;
-                unsigned words[4];
-                load_words(words, room + Tile::offset(at / kUnits, at % kUnits));
-                if (row < p.q_length) {
-                    *reinterpret_cast<uint4*>(head + row * p.out_token + at % kUnits * 8) =
-                        make_uint4(words[0], words[1], words[2], words[3]);
-                }
-            }
+            store_rows<Tile, 8, kUnits>(room, head, p.out_token, first_row() + m * 8, p.q_length);
             __syncwarp();  // before the next rows take their place
         }
     }

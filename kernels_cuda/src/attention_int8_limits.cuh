@@ -8,6 +8,7 @@
 #include "attention_int8_mma.cuh"
 #include "attention_params.cuh"
 #include "attention_softmax.cuh"
+#include "bf16.cuh"
 
 constexpr int kKeyTile = 64;
 
@@ -87,7 +88,11 @@ __device__ inline void adjust(int (&s)[4][2][kM][2], const float (&by)[kM], cons
         for (int m = 0; m < kM; m++) {
             if (m == 0 || p.bias_query != 0) {  // a bias of keys is the same for all rows
 #pragma unroll
-                for (int i = 0; i < 16; i++) bias[i] = __half2float((from + there(m) * p.bias_query)[key(i)]) * kLog2E;
+                for (int i = 0; i < 16; i++) {
+                    const unsigned word = __half_as_ushort((from + there(m) * p.bias_query)[key(i)]);
+                    const float2 pair = p.is_bf16 ? two_floats<__nv_bfloat16>(word) : to_floats(word);
+                    bias[i] = pair.x * kLog2E;
+                }
             }
 #pragma unroll
             for (int i = 0; i < 16; i++) {

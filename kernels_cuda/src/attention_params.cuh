@@ -53,4 +53,5 @@ struct AttentionParams {
     int tail_length;
     float scale_log2;  // softmax scale * log2(e); positive
     float tail_log2;   // log2 of a block's keys: so often its mean counts. A shorter block has to be visited
+    int is_bf16;       // out and bias: bf16, not half. Of 8-bit values alone
 };

@@ -1,4 +1,4 @@
-// What the attention kernels share: the exponential, the range of the weights, the queries of `fast`.
+// What the attention kernels share: the exponential, the range of the weights, the queries of `fast`, the way out.
 #pragma once
 
 #include "fast.cuh"
@@ -32,6 +32,21 @@ __device__ inline float within_half(float mean) {
 }
 __device__ inline unsigned mean_halves(float low, float high) {
     return to_halves(within_half(low), within_half(high));
+}
+
+// Some rows of a warp's result, from the tile where they lie to where they belong: 16 bytes a lane, rows before `end`.
+template <typename Tile, int kRows, int kUnits>
+__device__ inline void store_rows(unsigned room, __half* head, i64 apart, int row0, int end) {
+#pragma unroll
+    for (int i = 0; i < kRows * kUnits / 32; i++) {
+        const int at = i * 32 + lane_again(), row = row0 + at / kUnits;
+        unsigned words[4];
+        load_words(words, room + Tile::offset(at / kUnits, at % kUnits));
+        if (row < end) {
+            *reinterpret_cast<uint4*>(head + row * apart + at % kUnits * 8) =
+                make_uint4(words[0], words[1], words[2], words[3]);
+        }
+    }
 }
 
 // A row that saw no key is all zeros.

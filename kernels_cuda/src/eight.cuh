@@ -1,9 +1,9 @@
 // Eight adjacent elements of a row of results: how the epilogues of the matrix kernels move and finish them.
 #pragma once
 
+#include "bf16.cuh"
 #include "gelu.cuh"
 #include "mma.cuh"
-#include "vector.cuh"
 
 // Mirrored by ACTIVATIONS in ops/matmul/linear_operands.py.
 enum Activation { kIdentity, kGeluErf, kGeluTanh, kSilu, kRelu };
@@ -58,7 +58,8 @@ struct Eight {
             for (int i = 0; i < 4; i++) {
                 words[i] = is_bf16 ? to_bf16s(v[2 * i], v[2 * i + 1]) : to_halves(v[2 * i], v[2 * i + 1]);
             }
-            store_words(static_cast<__half*>(base) + index, words);
+            *reinterpret_cast<uint4*>(static_cast<__half*>(base) + index) =
+                make_uint4(words[0], words[1], words[2], words[3]);
         }
     }
 

@@ -11,11 +11,11 @@
 // alike in size: channels with a bias, and the few channels that trained models have far outside the others, would else
 // decide the scale, and all others be rounded to nearly nothing.
 //
-// Layout. x: [batch, token, head, d] halves, any strides, a head's d elements adjacent and 16-byte aligned. x8: [batch,
-// head, token, pitch] bytes, pitch 64, 128 or 256; behind a head of 96 come zeros. Scales:
-// floats, [batch, head, token] of queries, [batch, head, token / 32] of keys, four for each 128 keys, as attention
-// looks at whole tiles. Keys from their length on are never read: zeros. Attention whose values are rounded too
-// (key_tiles_to_int8) has keys in whole tiles of 64, one scale each.
+// Layout. x: [batch, token, head, d] halves or bf16, any strides, a head's d elements adjacent and 16-byte aligned. x8:
+// [batch, head, token, pitch] bytes, pitch 64, 128 or 256; behind a head of 96 come zeros. Scales: floats, [batch,
+// head, token] of queries, [batch, head, token / 32] of keys, four for each 128 keys, as attention looks at whole
+// tiles. Keys from their length on are never read: zeros. Attention whose values are rounded too (key_tiles_to_int8)
+// has keys in whole tiles of 64, one scale each.
 //
 // Values: v8[t] = round((v[t] - mean) / scale), scale = max |v - mean| / 127 over the tokens, channel by channel, as
 // [batch, head, tile, channel, 64 tokens] bytes; and sums of v8, whose mean attention takes away again. Sums, least and
@@ -49,7 +49,8 @@ struct Int8HeadsParams {
     const int* lengths;  // [batch], or null
     i64 x_batch, x_token, x_head;
     int tokens, chunks, heads;
-    int summed;  // tokens behind the sums, where there are no lengths: means of keys are taken less the keys' mean
+    int is_bf16;  // x: bf16, not half
+    int summed;   // tokens behind the sums, where there are no lengths: means of keys are taken less the keys' mean
 };
 
 template <int kD>
@@ -71,6 +72,20 @@ struct Int8Heads {
         return p.lengths == nullptr ? p.tokens : max(0, min(p.tokens, p.lengths[blockIdx.z]));
     }
     __device__ const __half* head() const { return p.x + blockIdx.z * p.x_batch + blockIdx.y * p.x_head; }
+    // Eight elements of a head.
+    template <Reading kReading>
+    __device__ void load(float (&x)[kPack], const __half* from) const {
+        Pack<__half> pack;
+        load_pack<kReading>(pack, from);
+        if (p.is_bf16) {
+            Pack<__nv_bfloat16> other;
+#pragma unroll
+            for (int i = 0; i < kPack / 2; i++) other.words[i] = pack.words[i];
+            unpack(other, x);
+        } else {
+            unpack(pack, x);
+        }
+    }
     __device__ i64 row_of_heads() const { return i64(blockIdx.z) * p.heads + blockIdx.y; }
 
     // Sums over a chunk of tokens, and of values the least and the greatest. kThreads / kLanes rows at a time, then the
@@ -84,10 +99,8 @@ struct Int8Heads {
         for (int i = 0; i < kPack; i++) least[i] = infinity(), greatest[i] = -infinity();
         if (lane < kUsed) {
             for (int token = first + row; token < end; token += kTogether) {
-                Pack<__half> pack;
-                load_pack<Reading::kCached>(pack, head() + token * p.x_token + lane * kPack);
                 float x[kPack];
-                unpack(pack, x);
+                load<Reading::kCached>(x, head() + token * p.x_token + lane * kPack);
 #pragma unroll
                 for (int i = 0; i < kPack; i++) {
                     sum[i] += x[i];
@@ -181,9 +194,7 @@ struct Int8Heads {
         for (int r = 0; r < kRounds; r++) {
             const int token = first + r * kTogether;
             if (lane < kUsed && token < (kKeys ? count : p.tokens)) {
-                Pack<__half> pack;
-                load_pack<Reading::kStreaming>(pack, head() + token * p.x_token + lane * kPack);
-                unpack(pack, x[r]);
+                load<Reading::kStreaming>(x[r], head() + token * p.x_token + lane * kPack);
                 if constexpr (kKeys) {
 #pragma unroll
                     for (int i = 0; i < kPack; i++) x[r][i] -= mean[lane * kPack + i];
@@ -262,10 +273,8 @@ struct Int8Heads {
             for (int t = 0; t < 4; t++) {
                 const int token = tile * kTile + group * 4 + t;
                 if (token >= length()) continue;
-                Pack<__half> pack;
-                load_pack<Reading::kStreaming>(pack, head() + token * p.x_token + channel);
                 float x[kPack];
-                unpack(pack, x);
+                load<Reading::kStreaming>(x, head() + token * p.x_token + channel);
 #pragma unroll
                 for (int c = 0; c < kPack; c++) {
                     const int n = __float2int_rn((x[c] - mean[channel + c]) * inverse[channel + c]);

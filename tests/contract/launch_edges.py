@@ -159,6 +159,16 @@ EDGES: dict[str, list[Edges]] = {
                 "keys too few for those": heads(1024, 256),
                 "heads of 256 that it rounds, and a mask": {**heads(1025, 256), "mask": room(1025, 1025, dtype=torch.bool)},
                 "heads too wide for it": heads(2000, 384),
+                "bf16 that it rounds": {name: t.to(BF16) for name, t in heads(1025, 64).items()},
+                "bf16 and a mask of bf16": {
+                    **{name: t.to(BF16) for name, t in heads(1025, 64).items()},
+                    "mask": room(1025, 1025, dtype=BF16),
+                },
+                "bf16 and a mask of fp16": {
+                    **{name: t.to(BF16) for name, t in heads(1025, 64).items()},
+                    "mask": room(1025, 1025),
+                },
+                "bf16 and keys too few for it": {name: t.to(BF16) for name, t in heads(1024, 64).items()},
             },
         )
     ],

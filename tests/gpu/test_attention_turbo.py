@@ -213,8 +213,8 @@ def test_both_products_of_random_configurations(isa, c):
     reach = (values.scales.double() * 127).repeat_interleave(group, 1)[:, None]
     got = op.plan(call, card(0, isa), op.TURBO_INT8)(*call.tensors).double()
     assert got.isfinite().all(), str(c)
-    # Of few keys each with a tile's share: at worst every weight of a tile is off by half a step, and the sum with it.
-    allowed = reach * min(1.0, 64 * 1.0 / 254) * 2 + exact.abs() * 2.0**-10 + 1e-3
+    # At worst every weight of a tile is off by half a step of 254, and the sum with it.
+    allowed = reach * 2 * int8_heads.TILE / 254 + exact.abs() * 2.0**-10 + 1e-3
     assert ((got - exact).abs() <= allowed).all(), f"{c}: {locate((got - exact).abs() - allowed)}"
     if exact.numel() > 5000:
         error = float((got - exact).square().mean().sqrt())
@@ -264,6 +264,45 @@ def test_both_products_err_little_more_than_the_first(isa, d):
     got = op.plan(call, card(0, isa), op.TURBO_INT8)(*call.tensors)
     error = float((got.double() - exact).norm())
     assert error <= 1.5 * float((alone - exact).norm()), error
+
+
+@pytest.mark.parametrize("asked", ["plain", "grouped", "bias", "mask", "sparse"])
+@pytest.mark.parametrize("d", ROUNDED_HEADS)
+def test_bf16_is_rounded_as_halves_of_the_same_numbers(isa, d, asked):
+    """Numbers that both types hold: the results differ by their last rounding alone, of which bf16 has the coarser one."""
+    h, hk = (4, 2) if asked == "grouped" else (3, 3)
+    q, k, v = (((t * 16).round() / 16) for t in inputs(2, 200, 1100, h, hk, d, layout="packed"))
+    halves, more = None, {}
+    if asked == "bias":
+        halves = (torch.randn(2, 1, 200, 1100, device="cuda") * 4).round().half() / 4
+    if asked == "mask":
+        halves = torch.rand(2, 1, 1, 1100, device="cuda") < 0.7
+    if asked == "sparse" and d in HEADS:
+        blocks, tail = choose_blocks(q, k, v, most=5, policy=on(isa))
+        means = (tail.k.bfloat16(), tail.v.bfloat16())
+        more = {"blocks": blocks, "tail": tail._replace(k=means[0].half(), v=means[1].half())}
+    wanted = attended(isa, q, k, v, halves, **more)
+    if more:
+        more["tail"] = more["tail"]._replace(k=means[0], v=means[1])
+    other = halves if halves is None or halves.dtype is torch.bool else halves.bfloat16()
+    got = attended(isa, *(t.bfloat16() for t in (q, k, v)), other, **more)
+    assert got.dtype is torch.bfloat16
+    step = (2.0**-8 + 2.0**-10) * wanted.float().abs() + 1e-6
+    assert ((got.float() - wanted.float()).abs() <= step).all()
+
+
+def attended(isa, *given, **asked):
+    call = call_of(isa, *given, **asked)
+    assert next(op.obstacles(call), None) is None
+    return op.plan(call, card(0, isa), op.TURBO_INT8)(*call.tensors)
+
+
+@pytest.mark.parametrize("d", ROUNDED_HEADS)
+def test_bf16_beyond_the_largest_half(isa, d):
+    q, k, v = (t.bfloat16() for t in inputs(1, 130, 1100, 2, 2, d))
+    exact = reference(q.double(), k.double(), v.double())
+    got = attended(isa, q, k, v * 2.0**20).double() / 2**20
+    assert got.isfinite().all() and float((got - exact).norm() / exact.norm()) < 0.03
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])

@@ -65,10 +65,10 @@ def attention(
     tail: Tail | None = None,
     policy: KernelPolicy = STANDARD,
 ) -> Tensor:
-    """Attention of q over k and v, [batch, tokens, heads, d] fp16 each, with any strides but the last.
+    """Attention of q over k and v, [batch, tokens, heads, d] fp16 each, or bf16, with any strides but the last.
 
     k, v           may have other tokens than q, and fewer heads (grouped queries: head i of q sees head i // group)
-    mask           broadcasts to [batch, heads, q tokens, k tokens]. bool: True may be seen; fp16: added to the scores
+    mask           broadcasts to [batch, heads, q tokens, k tokens]. bool: True may be seen; of q's type: added to the scores
     scale          of the scores; None: 1 / sqrt(d)
     causal         query i sees keys up to i + (k tokens - q tokens): the last query sees the last key
     window         (left, right): query i sees keys from i + shift - left to i + shift + right, with the same shift;
@@ -81,7 +81,7 @@ def attention(
     Returns a contiguous [batch, q tokens, heads, d]. A query that sees no key is zero. Softmax is fp32; with precision
     `fast` the tensor cores may accumulate in fp16, folded into fp32 every few steps; with `turbo` the queries and more than
     1024 keys may be rounded to 8 bits, with a scale for each row, or 32 or 64 keys; and so may values, by channel, and weights,
-    by row and 64 keys.
+    by row and 64 keys. Our kernels serve bf16 so alone.
     """
     tensors, options = arguments(
         q,
@@ -157,16 +157,19 @@ AttentionParams = parameter_struct(
     (c_int, "q_length k_length heads_per_key_head window_left window_right relative_zero list_rows list_keys"),
     (c_int, "tail_length"),
     (c_float, "scale_log2 tail_log2"),
+    (c_int, "is_bf16"),
 )
 
 
 def obstacles(call: Call) -> Iterator[str]:
     """What keeps the kernels from serving a call."""
     o = Operands.of(call.tensors, call.options)
-    yield from wrong_dtype((torch.float16,), q=o.q, k=o.k, v=o.v)
+    yield from wrong_dtype((torch.float16, torch.bfloat16), q=o.q)
+    yield from wrong_dtype((o.q.dtype,), k=o.k, v=o.v)
     yield from head_obstacles(o.q, sorted((*HEADS, ONLY_INT8)))
     if not ways(call):
-        yield f"heads of {ONLY_INT8} elements are served in 8 bits alone: with turbo, and more than {SHORT} keys"
+        what = word(o.q) if o.q.dtype is torch.bfloat16 else f"heads of {ONLY_INT8} elements"
+        yield f"{what}: in 8 bits alone, which takes turbo, more than {SHORT} keys, and heads of at most {ONLY_INT8} elements"
     if o.q.shape[3] == WIDE and not o.plain:
         yield f"heads of {WIDE} elements are served without masks, windows and block lists only"
     if o.scale <= 0:
@@ -181,7 +184,7 @@ def obstacles(call: Call) -> Iterator[str]:
 def _mask_obstacles(o: Operands) -> Iterator[str]:
     if o.mask is None:
         return
-    yield from wrong_dtype((torch.bool, torch.float16), mask=o.mask)
+    yield from wrong_dtype((torch.bool, o.q.dtype), mask=o.mask)
     if o.mask.shape[-1:] != o.k.shape[1:2] or (o.k.shape[1] > 1 and o.mask.stride(-1) != 1):
         yield f"mask: the keys of {list(o.mask.shape)} with strides {o.mask.stride()} are not adjacent"
 
@@ -201,7 +204,7 @@ def _list_obstacles(o: Operands) -> Iterator[str]:
         yield f"blocks are {o.blocks.rows} x {o.blocks.size}, the kernels take multiples of {ROWS} x {TILE}"
     if o.tail is None:
         return
-    yield from wrong_dtype((torch.float16,), tail_k=o.tail.k, tail_v=o.tail.v)
+    yield from wrong_dtype((o.q.dtype,), tail_k=o.tail.k, tail_v=o.tail.v)
     yield from wrong_dtype((torch.int32,), visited=o.tail.visited)
     yield from rows_apart(tail_k=o.tail.k, tail_v=o.tail.v)
     if not o.tail.visited.is_contiguous():
@@ -241,8 +244,8 @@ def ways(call: Call) -> list[Tactic]:
     tier = WAYS[call.policy.attends]
     if TURBO_INT8 in tier and _asked(o) == "_general":  # whose code spills
         tier = [TURBO_HALF, TURBO, TURBO_INT8, FAST, PRECISE]
-    if d == ONLY_INT8:
-        return [tactic for tactic in tier if long and tactic.rounds_values]
+    if d == ONLY_INT8 or o.q.dtype is torch.bfloat16:
+        return [tactic for tactic in tier if long and tactic.rounds_values and d in int8_heads.ROUNDED_HEADS]
     return [tactic for tactic in tier if (long and d != WIDE) or not tactic.in_8_bits]
 
 
@@ -271,7 +274,7 @@ POINTERS = "q k v {} key_lengths relative block_list block_counts tail_k tail_v 
 def plan(call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
     """Fix lengths, strides, grid and kernel; what remains per call is the output and the pointers."""
     o = Operands.of(call.tensors, call.options)
-    new_out = output(o.q.shape, torch.float16, card.index)
+    new_out = output(o.q.shape, o.q.dtype, card.index)
     if o.q.numel() == 0:
         return lambda *_: new_out()
     if o.k.shape[1] == 0:
@@ -345,6 +348,7 @@ def _launch(call: Call, o: Operands, card: Card, tactic: Tactic, all_heads: int)
         "window_right": o.right_limit,
         "relative_zero": s - 1,
         "scale_log2": o.scale * math.log2(math.e),
+        "is_bf16": o.q.dtype is torch.bfloat16,
         "out_batch": s * all_heads * d,
         "out_token": all_heads * d,
         "out_head": d,

@@ -42,7 +42,7 @@ Int8HeadsParams = parameter_struct(
     "Int8HeadsParams",
     (Pointer, "x x8 scales sums least greatest means totals lengths"),
     (c_int64, "x_batch x_token x_head"),
-    (c_int, "tokens chunks heads summed"),
+    (c_int, "tokens chunks heads is_bf16 summed"),
 )
 
 
@@ -100,7 +100,8 @@ def launcher(card: Card, o: Operands, describe: str) -> Callable[..., Launch]:
     def launch(name: str, t: Tensor, blocks: int, threads: int = TOGETHER * pitch(d) // 8) -> Launch:
         where = strides("batch token head", x=t)
         chunks = -(-k_tokens // CHUNK)
-        params = Int8HeadsParams(tokens=t.shape[1], chunks=chunks, heads=t.shape[2], summed=k_tokens, **where)
+        sizes = {"tokens": t.shape[1], "chunks": chunks, "heads": t.shape[2], "summed": k_tokens}
+        params = Int8HeadsParams(**sizes, is_bf16=t.dtype is torch.bfloat16, **where)
         grid = (blocks, t.shape[2], t.shape[0])
         return card.kernel(UNIT, f"{name}_{d}").prepare(params, grid=grid, block=threads, shape=describe)
 
