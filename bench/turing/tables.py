@@ -22,7 +22,7 @@ BESIDE = {
     "`turbo`, heads of 64": ("attention 64 turbo_int8",),
     "`precise`, heads of 64": ("attention 64 precise",),
     "`linear_int8`": ("linear_int8 128x128", "linear_int8 128x256", "linear_int8 192x128"),
-    "`linear_int4`": ("linear_int4 128x128", "linear_int4 128x256"),
+    "`linear_int4`": ("linear_int4 128x128", "linear_int4 128x256", "linear_int4 192x128"),
 }
 
 

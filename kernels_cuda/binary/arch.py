@@ -63,6 +63,11 @@ def int8_pays(capability: tuple[int, int]) -> bool:
     return capability not in AS_FAST_IN_FP16
 
 
+def has_int4(capability: tuple[int, int]) -> bool:
+    """Whether the tensor cores multiply numbers of 4 bits: those of RTX 20 to 40 and of A100."""
+    return capability < (9, 0)
+
+
 def preference(capability: tuple[int, int], forced: IsaClass | None = None) -> list[str]:
     """Variants that run on a card, best first. A forced class leaves only that class's PTX."""
     major, minor = capability

@@ -12,13 +12,14 @@
 // m8n8k32 on sm_75. Fragments, tiles and the instructions around them are those of linear_int8, so all of it takes as
 // long, and twice the numbers pass. From sm_90 on no tensor core multiplies 4 bits: there each byte's two numbers
 // become two bytes in registers, 16 times as large, and the sums, 256 times as large, are shifted back as they end
-// (mma.cuh). k is below 2^17 for that. Warps of 96 rows, which linear_int8 has too, leave such numbers no registers.
+// (mma.cuh). k is below 2^17 for that. Warps of 96 rows spill then, and are no rule's choice there.
 //
 // Cost. 2 m n k operations, of which an RTX 2060 Super does 228 T/s; (m k + n k) / 2 bytes in, once for each tile that
 // wants them, from L2.
 
 #include "linear_integers.cuh"
 
+LINEAR_INTEGERS(linear_int4, 192x128, Int4Sum, 2, 2, 6)
 LINEAR_INTEGERS(linear_int4, 128x256, Int4Sum, 2, 4, 4)
 LINEAR_INTEGERS(linear_int4, 128x128, Int4Sum, 2, 2, 4)
 LINEAR_INTEGERS(linear_int4, 64x128, Int4Sum, 1, 2, 4)

@@ -13,6 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from ...binary.arch import has_int4
 from ...call import Call, Candidate, Plan, by_name
 from ...launcher import Card, Launch, Pointer, output, parameter_struct
 from ...plans import plan_of
@@ -26,6 +27,7 @@ from .integer_operands import IntegerOperands, compute, stock_compute, validate
 from .linear import FIELDS, MOST, POINTERS, TYPES, Cut, class_of, parameters, places
 from .linear_operands import Operands
 
+WARP_ROWS = 64  # of a warp's tile that leaves registers for unpacking
 COLUMNS = 8  # n is a multiple: columns of an access to the result
 BYTES = 16  # of an access to x and weight: bytes of a row and their strides are multiples
 BESIDE = (*TYPES, torch.bfloat16)  # of what is read and written behind the sums
@@ -96,9 +98,13 @@ class IntegerProduct:
     def ways(self, _call: Call) -> list[Tactic]:
         return [Tactic(cut) for cut in self.cuts]
 
-    def best_cut(self, m: int, n: int, multiprocessors: int, isa: IsaClass, *, paired: bool = False) -> Cut:
-        """The least time by rule, as `linear` has it."""
-        return min(self.cuts, key=lambda cut: cut.cost(m, n, paired, multiprocessors) / self.cuts[cut][isa])
+    def best_cut(
+        self, m: int, n: int, multiprocessors: int, isa: IsaClass, *, paired: bool = False, unpacks: bool = False
+    ) -> Cut:
+        """The least time by rule, as `linear` has it. unpacks: numbers become bytes in registers, which warps of more than 64
+        rows have none left for."""
+        able = (cut for cut in self.cuts if not unpacks or cut.warp_rows <= WARP_ROWS)
+        return min(able, key=lambda cut: cut.cost(m, n, paired, multiprocessors) / self.cuts[cut][isa])
 
     def kernel_name(self, cut: Cut, *, paired: bool = False) -> str:
         return f"{self.unit}{'_pair' if paired else ''}_{cut.rows}x{cut.columns}"
@@ -131,7 +137,9 @@ class IntegerProduct:
             out_is_bf16=o.plain.out_dtype is torch.bfloat16,
         )
         p, isa = o.plain, card.isa_class(self.unit)
-        chosen = tactic or Tactic(self.best_cut(p.m, p.n, card.multiprocessors, isa, paired=p.paired))
+        unpacks = o.rounding.in_byte > 1 and not has_int4(card.capability)
+        best = self.best_cut(p.m, p.n, card.multiprocessors, isa, paired=p.paired, unpacks=unpacks)
+        chosen = tactic or Tactic(best)
         kernel = card.kernel(self.unit, self.kernel_name(chosen.cut, paired=p.paired))
         threads, shared_bytes = kernel.cut
         return kernel.prepare(

@@ -124,6 +124,12 @@ KNOWN_SPILLS = (
     ("", "few_rows_", 28),  # sixteen rows of x, in half of the registers for two blocks
     ("sm_75", "linear_int8_192x128", 24),  # where it is never the rule's choice
     ("sm_75", "linear_int8_pair_192x128", 132),  # likewise
+    ("sm_75", "linear_int4_192x128", 24),
+    ("sm_75", "linear_int4_pair_192x128", 132),
+    ("sm_90", "linear_int4_192x128", 616),  # numbers become bytes in registers, and no rule chooses it
+    ("sm_90", "linear_int4_pair_192x128", 616),
+    ("sm_120", "linear_int4_192x128", 616),
+    ("sm_120", "linear_int4_pair_192x128", 616),
 )
 
 

@@ -176,4 +176,6 @@ def test_every_obstacle_is_spoken():
 def test_the_cut_follows_the_work():
     assert op.INT4.product.best_cut(32760, 8960, 34, "sm_75") == op.Cut(128, 256)
     assert op.INT4.product.best_cut(64, 8960, 34, "sm_75") == op.Cut(64, 128)
+    assert op.INT4.product.best_cut(32760, 8960, 38, "sm_80") == op.Cut(192, 128, 96)
+    assert op.INT4.product.best_cut(32760, 8960, 132, "sm_80", unpacks=True).warp_rows == 64
     assert all(cut.resident * cut.warps == 8 for cut in op.CUTS)
