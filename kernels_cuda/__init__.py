@@ -57,6 +57,7 @@ from .ops.norm.group_norm import (
     join_moments,
 )
 from .ops.norm.norm_modulate import norm_modulate
+from .ops.norm.norm_to_integers import norm_to_int4, norm_to_int8
 from .ops.norm.rms_parts import rms_parts
 from .ops.norm.rms_rope import rms_rope_
 from .ops.norm.rms_rope_keep import rms_rope_keep
@@ -132,6 +133,8 @@ __all__ = [
     "multiply_pair",
     "multiply_pair_",
     "norm_modulate",
+    "norm_to_int4",
+    "norm_to_int8",
     "obstacle",
     "preload",
     "rms_parts",

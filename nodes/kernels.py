@@ -85,7 +85,7 @@ MODEL_SWITCHES = of_families(
     ),
     Switch(
         "norms",
-        ("norm_modulate", "gated_residual", "gated_residual_", "group_norm_silu"),
+        ("norm_modulate", "norm_to_int4", "norm_to_int8", "gated_residual", "gated_residual_", "group_norm_silu"),
         "LayerNorm and modulation in one pass, GroupNorm and SiLU in another. "
         f"{MEASURED_ON}: LayerNorm {gains.NORMS} of stock's speed.",
     ),
@@ -120,7 +120,7 @@ TEXT_SWITCHES = of_families(
     ),
     Switch(
         "norms",
-        ("norm_modulate", "rms_parts"),
+        ("norm_modulate", "norm_to_int4", "norm_to_int8", "rms_parts"),
         "RMSNorm of the FP32 stream, written as FP16. Not measured by itself yet.",
     ),
     Switch(

@@ -51,12 +51,44 @@ __device__ inline unsigned block_max(unsigned most) {
 
 constexpr float kSmallest = 3.76158192263132e-37f;  // 2^-121
 
-// X: type of x. kBits: of a number. The largest leaves out -128 or -8, so that a row's numbers lie alike on both sides
-// of zero.
-template <typename X, int kBits, int V, int kThreads>
-__device__ inline void integer_rows(const IntegerRowsParams& p) {
+// A row's numbers and its scale, of the elements that the threads of its block hold: those of Rotation::place, and
+// after the rotation those of the thread. kBits: of a number. The largest leaves out -128 or -8, so that a row's
+// numbers lie alike on both sides of zero.
+template <int kBits, int V, int kWarps>
+__device__ inline void store_as_integers(float (&x)[V][kPack], const Rotation& rotation, int k, signed char* numbers,
+                                         float* scale) {
     constexpr float kLargest = (1 << (kBits - 1)) - 1;
     constexpr unsigned kMask = (1u << kBits) - 1;
+    unsigned most = 0;
+#pragma unroll
+    for (int v = 0; v < V; v++) {
+        rotation.turn(x[v]);
+#pragma unroll
+        for (int i = 0; i < kPack; i++) most = max(most, __float_as_uint(x[v][i]) & 0x7fffffffu);
+    }
+    most = block_max<kWarps>(most);
+    // What is over the root of the rotation's group goes into the scale.
+    const bool finite = most < 0x7f800000u;
+    const float top = most == 0 ? kLargest / rotation.root() : fmaxf(__uint_as_float(most), kSmallest);
+    const float inverse = finite ? kLargest / top : 0.0f;
+    if (threadIdx.x == 0) *scale = finite ? top * (rotation.root() / kLargest) : __uint_as_float(0x7fc00000u);
+#pragma unroll
+    for (int v = 0; v < V; v++) {
+        const int column = (v * int(blockDim.x) + int(threadIdx.x)) * kPack;
+        if (column >= k) continue;
+        constexpr int kInWord = 32 / kBits;
+        unsigned words[kPack / kInWord] = {};
+#pragma unroll
+        for (int i = 0; i < kPack; i++) {
+            words[i / kInWord] |= (unsigned(__float2int_rn(x[v][i] * inverse)) & kMask) << (i % kInWord * kBits);
+        }
+        store_whole(numbers + i64(column) * kBits / 8, words);
+    }
+}
+
+// X: type of x.
+template <typename X, int kBits, int V, int kThreads>
+__device__ inline void integer_rows(const IntegerRowsParams& p) {
     const Rotation rotation{p.group};
     const X* row = static_cast<const X*>(p.x) + blockIdx.y * p.x_batch + blockIdx.x * p.x_row;
     Pack<X> packs[V];
@@ -67,35 +99,11 @@ __device__ inline void integer_rows(const IntegerRowsParams& p) {
         if (column < p.k) load_pack<Reading::kStreaming>(packs[v], row + column);
     }
     float x[V][kPack];
-    unsigned most = 0;
 #pragma unroll
-    for (int v = 0; v < V; v++) {
-        unpack(packs[v], x[v]);
-        rotation.turn(x[v]);
-#pragma unroll
-        for (int i = 0; i < kPack; i++) most = max(most, __float_as_uint(x[v][i]) & 0x7fffffffu);
-    }
-    most = block_max<kThreads / 32>(most);
-    // What is over the root of the rotation's group goes into the scale.
-    const bool finite = most < 0x7f800000u;
-    const float top = most == 0 ? kLargest / rotation.root() : fmaxf(__uint_as_float(most), kSmallest);
-    const float inverse = finite ? kLargest / top : 0.0f;
+    for (int v = 0; v < V; v++) unpack(packs[v], x[v]);
     const i64 number = i64(blockIdx.y) * gridDim.x + blockIdx.x;
-    if (threadIdx.x == 0) {
-        p.scales[number] = finite ? top * (rotation.root() / kLargest) : __uint_as_float(0x7fc00000u);
-    }
-#pragma unroll
-    for (int v = 0; v < V; v++) {
-        const int column = (v * int(blockDim.x) + int(threadIdx.x)) * kPack;
-        if (column >= p.k) continue;
-        constexpr int kInWord = 32 / kBits;
-        unsigned words[kPack / kInWord] = {};
-#pragma unroll
-        for (int i = 0; i < kPack; i++) {
-            words[i / kInWord] |= (unsigned(__float2int_rn(x[v][i] * inverse)) & kMask) << (i % kInWord * kBits);
-        }
-        store_whole(p.numbers + (number * p.k + column) * kBits / 8, words);
-    }
+    signed char* numbers = p.numbers + number * p.k * kBits / 8;
+    store_as_integers<kBits, V, kThreads / 32>(x, rotation, p.k, numbers, p.scales + number);
 }
 
 // V: packs of a thread.

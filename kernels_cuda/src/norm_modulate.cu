@@ -18,128 +18,7 @@
 // `norm_modulate_*_any` serves everything else: any alignment, any d, weight and modulation together, mixed types. A
 // block walks its row three times, element by element; the second and third walk hit the cache.
 
-#include "reduce.cuh"
-#include "vector.cuh"
-
-// Mirrored by NormParams in ops/norm/norm_modulate.py. Pointers first.
-struct NormParams {
-    const void* x;
-    const void* scale;
-    const void* shift;
-    const void* weight;  // `any` only: the register kernels get a lone weight as `scale` with offset 0
-    const void* bias;
-    void* out;
-    i64 x_batch, x_row;  // strides, in elements
-    i64 scale_batch, scale_frame;
-    i64 shift_batch, shift_frame;
-    int batches, tokens, tokens_per_frame, d;
-    int rows_per_block;
-    int is_rms;
-    float eps, offset, inverse_d;
-    // `any` only: which operands are float rather than of two bytes.
-    int modulation_is_float, affine_is_float;
-    int out_is_bf16;  // of rows of bf16 only, whose result may be half, too; that of others is
-};
-
-template <typename T>
-__device__ inline const T* at(const void* base, i64 index) {
-    return static_cast<const T*>(base) + index;
-}
-
-template <typename X>
-constexpr bool kIsBf16 = false;
-template <>
-constexpr bool kIsBf16<__nv_bfloat16> = true;
-
-template <typename T, int V, bool kQuads>
-__device__ inline void store_rounded(const Columns<V, kQuads>& columns, void* row, int v,
-                                     const float (&values)[kPack]) {
-    Pack<T> rounded;
-    pack(values, rounded);
-    columns.store(static_cast<T*>(row), v, rounded);
-}
-
-// X: type of x; M: type of scale and shift. kWarps: the most a block may have.
-template <typename X, typename M, int V, int kWarps>
-__device__ void norm_rows(const NormParams& p) {
-    __shared__ typename BlockSum<kWarps>::Slots slots;
-    BlockSum<kWarps> block_sum(slots);
-    const Columns<V, sizeof(X) == 4> columns{p.d};
-    const int first = blockIdx.x * p.rows_per_block;  // the grid ends before this exceeds p.tokens
-    const int rows = min(p.rows_per_block, p.tokens - first);
-    const int first_frame = static_cast<unsigned>(first) / static_cast<unsigned>(p.tokens_per_frame);
-    const int first_left = p.tokens_per_frame - (first - first_frame * p.tokens_per_frame);
-
-    for (i64 batch = blockIdx.y; batch < p.batches; batch += gridDim.y) {
-        const X* x = at<X>(p.x, batch * p.x_batch + first * p.x_row);
-        unsigned short* out = static_cast<unsigned short*>(p.out) + (batch * p.tokens + first) * p.d;
-
-        int frame = first_frame, left_in_frame = first_left;
-        bool new_frame = true;
-        Pack<M> scale[V], shift[V];
-        for (int v = 0; v < V; v++) zero(scale[v]), zero(shift[v]);
-        Pack<X> next[V];
-        columns.template load<Reading::kStreaming>(next, x);
-
-        for (int row = 0; row < rows; row++) {
-            if (new_frame) {  // an absent operand is a row of zeros
-                const i64 m = batch * p.scale_batch + frame * p.scale_frame;
-                const i64 a = batch * p.shift_batch + frame * p.shift_frame;
-                if (p.scale != nullptr) columns.template load_existing<Reading::kCached>(scale, at<M>(p.scale, m));
-                if (p.shift != nullptr) columns.template load_existing<Reading::kCached>(shift, at<M>(p.shift, a));
-            }
-
-            float values[V][kPack];
-#pragma unroll
-            for (int v = 0; v < V; v++) unpack(next[v], values[v]);
-            if (row + 1 < rows) {
-                x += p.x_row;
-                columns.template load_existing<Reading::kStreaming>(next, x);
-            }
-
-            if (!p.is_rms) {
-                float sum = 0;
-#pragma unroll
-                for (int v = 0; v < V; v++) {
-#pragma unroll
-                    for (int i = 0; i < kPack; i++) sum += values[v][i];
-                }
-                const float mean = divide(block_sum(sum), p.d, p.inverse_d);
-#pragma unroll
-                for (int v = 0; v < V; v++) {
-#pragma unroll
-                    for (int i = 0; i < kPack; i++) values[v][i] -= columns.has(v, i) ? mean : 0.0f;
-                }
-            }
-            float squares = 0;
-#pragma unroll
-            for (int v = 0; v < V; v++) {
-#pragma unroll
-                for (int i = 0; i < kPack; i++) squares = fmaf(values[v][i], values[v][i], squares);
-            }
-            const float factor = rsqrtf(block_sum(squares) * p.inverse_d + p.eps);
-
-#pragma unroll
-            for (int v = 0; v < V; v++) {
-                float by[kPack], plus[kPack];
-                unpack(scale[v], by);
-                unpack(shift[v], plus);
-#pragma unroll
-                for (int i = 0; i < kPack; i++) {
-                    values[v][i] = fmaf(values[v][i] * factor, p.offset + by[i], plus[i]);
-                }
-                if (kIsBf16<X> && p.out_is_bf16) {
-                    store_rounded<__nv_bfloat16>(columns, out, v, values[v]);
-                } else {
-                    store_rounded<__half>(columns, out, v, values[v]);
-                }
-            }
-            out += p.d;
-            new_frame = --left_in_frame == 0;
-            if (new_frame) frame++, left_in_frame = p.tokens_per_frame;
-        }
-    }
-}
+#include "norm_rows.cuh"
 
 // Any layout, any d, every operand: one block per row at a time, element by element. Two: the type of operands of two
 // bytes.
@@ -183,7 +62,7 @@ __device__ void norm_any(const NormParams& p) {
 // Names say the type of x, the type of the modulation, and the packs per thread (BLOCKS in ops/norm/norm_modulate.py).
 #define NORM_ROWS(NAME, X, M, V, THREADS)                                                              \
     extern "C" __global__ void __launch_bounds__(THREADS) NAME(const __grid_constant__ NormParams p) { \
-        norm_rows<X, M, V, THREADS / 32>(p);                                                           \
+        norm_rows<X, M, V, THREADS / 32>(p, [&](i64 row) { return ToHalves<X, V>(p, row); });          \
     }
 #define NORM_ANY(NAME, X, TWO)                                                                     \
     extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ NormParams p) { \

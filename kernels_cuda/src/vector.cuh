@@ -142,14 +142,14 @@ __device__ inline void pack(const float (&in)[kPack], Pack<float>& out) {
 // The packs of one row of d that a thread of the block owns, V of them, the same columns for every operand of a kernel.
 // kQuads: the block's rows hold floats, so a pack is two quads apart (see above). d must be a multiple of 8; every row
 // starts at a 16-byte boundary. Columns beyond d do not exist: they are neither read nor written.
+// thread: whose columns these are, where it is not the thread's own number.
 template <int V, bool kQuads>
 struct Columns {
     int d;
+    int thread = int(threadIdx.x);
 
-    __device__ int adjacent(int v) const { return (v * int(blockDim.x) + int(threadIdx.x)) * kPack; }
-    __device__ int quad_at(int v, int which) const {
-        return ((2 * v + which) * int(blockDim.x) + int(threadIdx.x)) * kQuad;
-    }
+    __device__ int adjacent(int v) const { return (v * int(blockDim.x) + thread) * kPack; }
+    __device__ int quad_at(int v, int which) const { return ((2 * v + which) * int(blockDim.x) + thread) * kQuad; }
 
     // Columns that do not exist become zero.
     template <Reading kReading, typename T>

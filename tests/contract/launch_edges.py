@@ -335,6 +335,16 @@ EDGES: dict[str, list[Edges]] = {
             "fp16 to bf16": {"x": room(1, 4, 1536), "out_dtype": BF16},
         }),
     ],
+    "norm_to_int8": [
+        Edges({"x": room(1, 40, 1536), "eps": 1e-6}, {
+            **{f"rows of {d}": {"x": room(1, 4, d)} for d in (1, 12, 4096, 6144, 8192, 40960)},
+            "no rows": {"x": room(0, 40, 1536)},
+            "bf16": {"x": bf16(1, 40, 1536), "scale": room(1, 1, 1536, dtype=SINGLE), "rotation": 256},
+            "fp32": {"x": room(1, 40, 1536, dtype=SINGLE), "weight": room(1536), "kind": "rms", "rotation": 64},
+            "modulation and a weight": {"scale": room(1, 1, 1536), "weight": room(1536)},
+            "from an odd place": {"x": room(1, 40, 1544)[..., 4:1540]},
+        }),
+    ],
     "rms_rope_": [
         Edges(
             {"q": bf16(1, 40, 12, 128), "k": bf16(1, 40, 12, 128), "eps": 1e-6},

@@ -190,6 +190,13 @@ def _modulated(draw: Draw) -> Operands:
     return {"x": draw.apart(room(batch, frames * run, d, dtype=of_x)), **(vectors if affine else rows), **more}
 
 
+def _modulated_to_round(draw: Draw) -> Operands:
+    given = _modulated(draw)
+    d = given["x"].shape[-1]
+    del given["out_dtype"]
+    return given | {"rotation": draw.of(*(group for group in (0, 16, 256) if not group or d % group == 0))}
+
+
 def _turned(draw: Draw) -> Operands:
     batch, tokens, heads, d = draw.of(1, 2), draw.of(7, 40), draw.of(12, 24, 40), draw.of(64, 128, 256)
     norm, interleaved, form = draw.of("token", "head", "none"), draw.of(True, False), draw.of("wan", "cos", "none")
@@ -271,6 +278,8 @@ SERVED: dict[str, dict[str, Any]] = {
     "bordered_conv": {"draw": _bordered},
     "bordered_upsample_conv": {"draw": _upsampled},
     "norm_modulate": {"draw": _modulated},
+    "norm_to_int4": {"draw": _modulated_to_round},
+    "norm_to_int8": {"draw": _modulated_to_round},
     "rms_rope_": {"draw": _turned},
     "group_norm_silu": {"draw": _grouped},
     "group_moments": {"draw": _moments},

@@ -107,6 +107,8 @@ FLUX = Family(
         "linear_pair",
         "linear_pair_",
         "norm_modulate",
+        "norm_to_int4",
+        "norm_to_int8",
         "rms_rope_",
         "rows_to_int4",
         "rows_to_int8",

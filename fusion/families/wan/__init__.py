@@ -95,6 +95,8 @@ WAN = Family(
         "linear_int8",
         "linear_int8_",
         "norm_modulate",
+        "norm_to_int4",
+        "norm_to_int8",
         "rms_rope_",
         "rows_to_int4",
         "rows_to_int8",

@@ -97,6 +97,8 @@ Z_IMAGE = Family(
         "linear_int8_pair",
         "linear_pair",
         "norm_modulate",
+        "norm_to_int4",
+        "norm_to_int8",
         "rms_rope_",
         "rows_to_int4",
         "rows_to_int8",

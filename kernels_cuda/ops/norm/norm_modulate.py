@@ -5,7 +5,7 @@ The maths, the layout and the access pattern stand at the head of src/norm_modul
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from ctypes import c_float, c_int, c_int64
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...call import Call, Plan
-from ...launcher import MAX_GRID, Card, Launch, Pointer, output, parameter_struct
+from ...launcher import MAX_GRID, Card, Kernel, Launch, Pointer, output, parameter_struct
 from ...plans import plan_of
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
@@ -140,15 +140,16 @@ def fake(x: Tensor, *rest: Any) -> Tensor:
 # --------------------------------------------------------------------------------------------------------- the kernel
 
 
-# Mirrors NormParams in src/norm_modulate.cu.
-NormParams = parameter_struct(
-    "NormParams",
-    (Pointer, "x scale shift weight bias out"),
+POINTERS = "x scale shift weight bias out"
+# Mirrors NormParams in src/norm_rows.cuh.
+FIELDS = (
+    (Pointer, POINTERS),
     (c_int64, "x_batch x_row scale_batch scale_frame shift_batch shift_frame"),
     (c_int, "batches tokens tokens_per_frame d rows_per_block is_rms"),
     (c_float, "eps offset inverse_d"),
     (c_int, "modulation_is_float affine_is_float out_is_bf16"),
 )
+NormParams = parameter_struct("NormParams", *FIELDS)
 
 
 class Operands(NamedTuple):
@@ -185,11 +186,17 @@ def validate(call: Call) -> None:
 
 
 def obstacles(call: Call) -> Iterator[str]:
-    """What keeps the kernels from serving a call. Later checks rely on earlier ones having passed."""
+    """What keeps the kernels from serving a call."""
     o = Operands.of(call)
     yield from wrong_dtype(TYPES, x=o.x)
-    yield from wrong_dtype(beside(o.x), **o.modulation, **o.affine)
     yield from wrong_output(dict.fromkeys((torch.float16, beside(o.x)[0])), call.options[2] or o.x.dtype)
+    yield from operand_obstacles(o)
+
+
+def operand_obstacles(o: Operands) -> Iterator[str]:
+    """What keeps the kernels from the operands. Later checks rely on earlier ones having passed."""
+    yield from wrong_dtype(TYPES, x=o.x)
+    yield from wrong_dtype(beside(o.x), **o.modulation, **o.affine)
     yield from mixed_dtypes(o.modulation)
     yield from mixed_dtypes(o.affine)
     yield from unseen(rows(o.x), "x")
@@ -218,64 +225,94 @@ def plan(call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
 def _prepare(call: Call, o: Operands, card: Card, tactic: Tactic) -> tuple[Launch, bool]:
     """The launch of a call, and whether weight and bias go where scale and shift do (see `offset` in the .cu)."""
     eps, kind, out_dtype = call.options
+    name = f"norm_modulate_{TYPES[o.x.dtype]}"
+    more = {"out_is_bf16": (out_dtype or o.x.dtype) is torch.bfloat16}
+    if next(register_obstacles(o), None) is None:
+        return launch_in_registers(
+            card, "norm_modulate", name, NormParams, o, tactic, call.describe(), eps, kind, **more
+        )
     x = row_view(o.x)
-    in_registers = _in_registers(call, o)
-    swap = in_registers and bool(o.affine) and not o.modulation
+    kernel = card.kernel("norm_modulate", f"{name}_any")
+    threads = min(ANY_THREADS, -(-x.d // 32) * 32)
+    blocks = resident(kernel, threads, card, tactic)
+    params = NormParams(
+        rows_per_block=-(-x.batches * x.tokens // blocks), **fields_of(o, eps, kind, swap=False), **more
+    )
+    grid = (min(x.batches * x.tokens, blocks), 1, 1)
+    return kernel.prepare(params, grid=grid, block=threads, shape=call.describe()), False
+
+
+def launch_in_registers(
+    card: Card,
+    unit: str,
+    name: str,
+    params: Callable[..., Any],
+    o: Operands,
+    tactic: Tactic,
+    describe: str,
+    eps: float,
+    kind: str,
+    **more: Any,
+) -> tuple[Launch, bool]:
+    """The launch of a kernel that holds rows in registers, and whether weight and bias go where scale and shift do. name: of the
+    kernel, up to the type of the modulation. more: parameters beside those that all such kernels have."""
+    x = row_view(o.x)
+    swap = bool(o.affine) and not o.modulation
+    pair = (o.weight, o.bias) if swap else (o.scale, o.shift)
+    modulation = next((t.dtype for t in pair if t is not None), beside(o.x)[0])
+    kernel = card.kernel(unit, f"{name}_{TYPES[modulation]}_{tactic.packs}")
+    threads = threads_for(x.d, tactic.packs)
+    rows_per_block = -(-x.batches * x.tokens // resident(kernel, threads, card, tactic))
+    grid = (-(-x.tokens // rows_per_block), min(x.batches, MAX_GRID[1]), 1)
+    given = params(rows_per_block=rows_per_block, **fields_of(o, eps, kind, swap), **more)
+    return kernel.prepare(given, grid=grid, block=threads, shape=describe), swap
+
+
+def resident(kernel: Kernel, threads: int, card: Card, tactic: Tactic) -> int:
+    """Blocks: as many as the card holds at once, a few times over. A block then works through a run of rows."""
+    return kernel.resident_blocks(threads) * card.multiprocessors * tactic.rounds
+
+
+def fields_of(o: Operands, eps: float, kind: str, swap: bool) -> dict[str, Any]:
+    """The parameters that all kernels have, but for pointers and how the work is cut."""
+    x = row_view(o.x)
     by, plus = (o.weight, o.bias) if swap else (o.scale, o.shift)
     scale, shift = shared_view(by, x, "scale"), shared_view(plus, x, "shift")
-    modulation = next((t.dtype for t in (by, plus) if t is not None), beside(o.x)[0])
-    name = f"norm_modulate_{TYPES[o.x.dtype]}"
-    if in_registers:
-        kernel = card.kernel("norm_modulate", f"{name}_{TYPES[modulation]}_{tactic.packs}")
-        threads = threads_for(x.d, tactic.packs)
-    else:
-        kernel = card.kernel("norm_modulate", f"{name}_any")
-        threads = min(ANY_THREADS, -(-x.d // 32) * 32)
-    # As many blocks as the card holds at once, a few times over: a block then works through a run of rows.
-    blocks = kernel.resident_blocks(threads) * card.multiprocessors * tactic.rounds
-    rows_per_block = -(-x.batches * x.tokens // blocks)
-    grid = (-(-x.tokens // rows_per_block), min(x.batches, MAX_GRID[1]), 1)
-    if not in_registers:
-        grid = (min(x.batches * x.tokens, blocks), 1, 1)
-    params = NormParams(
-        batches=x.batches,
-        tokens=x.tokens,
-        d=x.d,
-        rows_per_block=rows_per_block,
-        is_rms=kind == "rms",
-        tokens_per_frame=min(scale.tokens_per_frame, shift.tokens_per_frame),
-        eps=eps,
-        inverse_d=1 / x.d,
-        offset=0.0 if swap and o.weight is not None else 1.0,
-        modulation_is_float=any(t.dtype is torch.float32 for t in o.modulation.values()),
-        affine_is_float=any(t.dtype is torch.float32 for t in o.affine.values()),
-        out_is_bf16=(out_dtype or o.x.dtype) is torch.bfloat16,
+    return {
+        "batches": x.batches,
+        "tokens": x.tokens,
+        "d": x.d,
+        "is_rms": kind == "rms",
+        "tokens_per_frame": min(scale.tokens_per_frame, shift.tokens_per_frame),
+        "eps": eps,
+        "inverse_d": 1 / x.d,
+        "offset": 0.0 if swap and o.weight is not None else 1.0,
+        "modulation_is_float": any(t.dtype is torch.float32 for t in o.modulation.values()),
+        "affine_is_float": any(t.dtype is torch.float32 for t in o.affine.values()),
         **x.places("x"),
         **scale.places("scale"),
         **shift.places("shift"),
-    )
-    return kernel.prepare(params, grid=grid, block=threads, shape=call.describe()), swap
+    }
 
 
-def _in_registers(call: Call, o: Operands) -> bool:
-    """Whether the fast kernels serve a call: 16-byte accesses everywhere, one scale and shift of one type, a row that
-    fits. Everything else is for the `any` kernel.
-    """
+def register_obstacles(o: Operands) -> Iterator[str]:
+    """What keeps the fast kernels from a call: 16-byte accesses everywhere, one scale and shift of one type, a row that fits.
+    Everything else is for the `any` kernel."""
     x = row_view(o.x)
     operands = {**o.modulation, **o.affine}
     if o.affine and o.modulation:
-        return False
+        yield "weight or bias beside modulation"
+    if x.d % PACK or x.d > WIDEST:
+        yield f"rows of {x.d}, not a multiple of {PACK} up to {WIDEST}"
     strides = [x.batch_stride, x.row_stride]
     for t in operands.values():
         strides += [stride for size, stride in zip(t.shape[:-1], t.stride()[:-1], strict=True) if size > 1]
-    return (
-        call.aligned
-        and x.d % PACK == 0
-        and x.d <= WIDEST
-        and all(stride % PACK == 0 for stride in strides)
-        and len({t.dtype for t in operands.values()}) <= 1
-        and not (o.x.dtype is torch.float32 and any(t.dtype is torch.float32 for t in operands.values()))
-    )
+    if any(t.data_ptr() % 16 for t in (o.x, *operands.values())) or any(stride % PACK for stride in strides):
+        yield "rows or modulation do not start at multiples of 16 bytes"
+    if len({t.dtype for t in operands.values()}) > 1:
+        yield "scale and shift, or weight and bias, of two types"
+    if o.x.dtype is torch.float32 and any(t.dtype is torch.float32 for t in operands.values()):
+        yield "modulation of float32 beside rows of float32"
 
 
 def threads_for(d: int, packs: int) -> int:
@@ -296,7 +333,7 @@ def tactics(d: int) -> list[Tactic]:
 def ways(call: Call) -> list[Tactic]:
     """What may be measured for a call: nothing where only the `any` kernel serves."""
     o = Operands.of(call)
-    served = o.x.numel() > 0 and _in_registers(call, o)
+    served = o.x.numel() > 0 and next(register_obstacles(o), None) is None
     return tactics(o.x.shape[-1]) if served else []
 
 

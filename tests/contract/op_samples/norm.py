@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from contract.op_contract import HALF, LARGEST, SINGLE, Contract, Draw, Operands, ones
+from contract.op_samples import quant
 from contract.op_samples.elementwise import FORMS, gate_of, over_tokens
 from torch import Tensor
 
@@ -16,6 +17,8 @@ from fusestream.kernels_cuda import (
     group_norm_silu,
     instance_norm,
     norm_modulate,
+    norm_to_int4,
+    norm_to_int8,
     rms_parts,
     rms_rope_,
     rms_rope_keep,
@@ -68,6 +71,20 @@ def _modulation(
     value = value * (1 if weight is None else weight.double()) + (0 if bias is None else bias.double())
     value = value * (1 if scale is None else 1 + over_tokens(scale, tokens))
     return value + (0 if shift is None else over_tokens(shift, tokens))
+
+
+def _modulated_to_round(draw: Draw) -> Operands:
+    given = _modulated(draw)
+    d = draw.of(8, 64, 128)
+    wide = {name: draw.apart(draw.normal(*given[name].shape[:-1], d, dtype=given[name].dtype)) for name in ("x",)}
+    beside = ("scale", "shift", "weight", "bias")
+    wide |= {name: draw.normal(*t.shape[:-1], d, dtype=t.dtype) for name in beside if (t := given[name]) is not None}
+    group = draw.of(*(group for group in (0, 4, 16, 64) if not group or d % group == 0))
+    return {name: wide.get(name) for name in ("x", *beside)} | {"eps": EPS, "kind": given["kind"], "rotation": group}
+
+
+def _modulation_turned(x: Tensor, rotation: int, eps: float, **rest: Any) -> Tensor:
+    return quant.turned(_modulation(x, **rest, eps=eps), rotation)
 
 
 def halves_of(value: Tensor) -> tuple[Tensor, Tensor]:
@@ -304,6 +321,12 @@ _PLANE_ERRORS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("weight: ", {"x": ones(0, 6, 3), "weight": ones(5)}),
     *(("bias: ", {"bias": ones(*shape)}) for shape in ((3,), (1, 6))),
 )
+_ROUNDED_NORM = [
+    ("shift: 8 rows of modulation cannot be spread over 6 tokens", {"shift": ones(2, 8, 8)}),
+    (r"weight \[7\] is not \[8\]", {"weight": ones(7)}),
+    ("rotation is 8, expected 0 or one of 4, 16, 64, 256", {"rotation": 8}),
+    ("rotation: rows of 8 do not divide into groups of 16", {"rotation": 16}),
+]
 _EPS = [("eps is ", {"eps": eps}) for eps in (-1.0, math.nan)]
 _PLANE = {"x": ones(2, 6, 3), "weight": ones(6), "bias": ones(6)}
 _ROW = {"q": ones(2, 6, 2, 16), "eps": EPS}
@@ -334,6 +357,29 @@ CONTRACTS = {
             (r"weight \[7\] is not \[8\]", {"weight": ones(7)}),
             (r"bias \[8, 1\] is not \[8\]", {"bias": ones(8, 1)}),
         ],
+    ),
+    # Off by half a step, of 127 or of 7.
+    "norm_to_int8": Contract(
+        norm_to_int8,
+        _modulated_to_round,
+        _modulation_turned,
+        slack=1.02 / 254,
+        stock=1.1 / 254 + 2e-3,
+        bf16=True,
+        seen=lambda numbers, scales: (numbers * scales[..., None],),
+        base={"x": ones(2, 6, 8), "eps": EPS},
+        wrong=_ROUNDED_NORM,
+    ),
+    "norm_to_int4": Contract(
+        norm_to_int4,
+        _modulated_to_round,
+        _modulation_turned,
+        slack=1.02 / 14,
+        stock=1.1 / 14 + 2e-3,
+        bf16=True,
+        seen=lambda numbers, scales: (quant.numbers_of_4_bits(numbers) * scales[..., None],),
+        base={"x": ones(2, 6, 8), "eps": EPS},
+        wrong=[("x: rows of 7 do not fill bytes of 2 numbers", {"x": ones(2, 6, 7)}), *_ROUNDED_NORM],
     ),
     "rms_parts": Contract(
         rms_parts,
