@@ -27,6 +27,7 @@ from .ops.elementwise.activations import (
 from .ops.elementwise.diffusion_step import diffusion_step
 from .ops.elementwise.gated_residual import gated_residual, gated_residual_
 from .ops.matmul.few_rows import few_rows, few_rows_serves
+from .ops.matmul.integer_linear import RoundedRows
 from .ops.matmul.integer_rule import best_rotation, multiplies_integers
 from .ops.matmul.join_sums import join_sums
 from .ops.matmul.linear import (
@@ -40,11 +41,12 @@ from .ops.matmul.linear_int8 import linear_int8, linear_int8_, linear_int8_pair,
 from .ops.matmul.matrices import (
     IntegerMatrix,
     Matrix,
-    RoundedRows,
+    multiplied_together,
     multiply,
     multiply_,
     multiply_pair,
     multiply_pair_,
+    part_of,
     rows_for,
     rows_of,
 )
@@ -127,6 +129,7 @@ __all__ = [
     "linear_pair",
     "linear_pair_",
     "mlp",
+    "multiplied_together",
     "multiplies_integers",
     "multiply",
     "multiply_",
@@ -136,6 +139,7 @@ __all__ = [
     "norm_to_int4",
     "norm_to_int8",
     "obstacle",
+    "part_of",
     "preload",
     "rms_parts",
     "rms_rope_",

@@ -2,7 +2,7 @@
 
 Weights come from `operands`, as halves. Where the tier permits, they are integers of 8
 or 4 bits (`integer_weights.py`), and x is rounded, too: a scale for each row, rotated as the
-weight's rows are.
+weight's rows are. Where x comes from a norm, the norm rounds it (`normed.py`).
 GELU, gate and residual are computed within the product in both cases.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -20,15 +20,18 @@ from ...kernels_cuda import (
     RoundedRows,
     linear,
     mlp,
+    multiplied_together,
     multiply,
     multiply_,
     multiply_pair_,
+    part_of,
     rows_for,
     rows_of,
 )
 from ...kernels_cuda.ops.matmul.linear import Activation
 from ...kernels_cuda.ops.matmul.mlp import CHUNK_BYTES, most_rows, parts_of
 from .integer_weights import IntegerWeights, integer_operands
+from .normed import Normed
 from .operands import Weights, operands, packed
 
 ROUNDED_BYTES = 64 * 2**20  # bytes of a rounded x that several products read
@@ -36,8 +39,11 @@ ROUNDED_BYTES = 64 * 2**20  # bytes of a rounded x that several products read
 PACKED_ROWS = 4096
 
 
+Input = Tensor | Normed  # [batch, ..., k] fp16
+
+
 def product(
-    x: Tensor,
+    x: Input,
     operation: Any,
     policy: KernelPolicy,
     *,
@@ -55,21 +61,26 @@ def product(
     """
     done: dict[str, Any] = {"activation": activation, "residual": residual, "gate": gate, "saturate": saturate}
     with _weights(x, policy, operation) as [own]:
+        given = _given(x, own, policy)
         if out is None:
-            return multiply(x, own.matrix, own.bias, **done, policy=policy)
-        multiply_(out, x, own.matrix, own.bias, **done, policy=policy)
+            return multiply(given, own.matrix, own.bias, **done, policy=policy)
+        multiply_(out, given, own.matrix, own.bias, **done, policy=policy)
         return out
 
 
 def products(
-    x: Tensor, operations: Sequence[Any], policy: KernelPolicy, *, however_long: bool = False
+    x: Input, operations: Sequence[Any], policy: KernelPolicy, *, however_long: bool = False
 ) -> Sequence[Tensor]:
     """The outputs of several of stock's Linears for x [batch, ..., k] fp16. One product of halves
     serves if the weights are adjacent, and if x is short or `however_long`, for products so narrow
     that they do not fill a card. As integers x is rounded once for all operations with the same
     rotation and as many bits."""
     with _weights(x, policy, *operations) as parts:
+        if isinstance(x, Normed) and any(isinstance(part, Weights) for part in parts):
+            x = x.halves(policy)
         halves = [part for part in parts if isinstance(part, Weights)]
+        if isinstance(x, Normed):
+            return _in_integers(x, cast(Sequence[IntegerWeights], parts), policy)
         joins = len(halves) == len(parts) and (however_long or x.shape[:-1].numel() <= PACKED_ROWS)
         if joins and (one := packed(halves)) is not None:
             rows = [part.matrix.shape[0] for part in halves]
@@ -100,16 +111,18 @@ class Part:
         return self.out.shape[-1] * (2 if self.gated else 1)
 
 
-def product_in_parts(x: Tensor, operation: Any, policy: KernelPolicy, parts: Sequence[Part]) -> None:
+def product_in_parts(x: Input, operation: Any, policy: KernelPolicy, parts: Sequence[Part]) -> None:
     """The output of one of stock's Linears for x [batch, tokens, k] fp16, each part of its rows
     written to its place. The weight is taken once, and of integers x is rounded once. A few tokens at
     a time, because the two halves of a pair may need memory of their own."""
     with _weights(x, policy, operation) as [own]:
         widest = max(part.rows for part in parts)
-        for piece in parts_of(x.shape[0], x.shape[1], most_rows(widest, CHUNK_BYTES)):
-            given: Tensor | RoundedRows = x[piece]
-            if isinstance(own, IntegerWeights):
-                given = rows_for(x[piece], own.matrix, policy=policy)
+        made = _given(x, own, policy)
+        batch, tokens = _like(x).shape[:2]
+        for piece in parts_of(batch, tokens, most_rows(widest, CHUNK_BYTES)):
+            given = part_of(made, piece)
+            if isinstance(own, IntegerWeights) and isinstance(given, Tensor):
+                given = rows_for(given, own.matrix, policy=policy)
             first = 0
             for part in parts:
                 last = first + part.rows
@@ -121,9 +134,24 @@ def product_in_parts(x: Tensor, operation: Any, policy: KernelPolicy, parts: Seq
                     multiply_(part.out[piece], given, matrix, bias, activation=part.activation, policy=policy)
 
 
-def _in_integers(x: Tensor, parts: Sequence[IntegerWeights], policy: KernelPolicy) -> Sequence[Tensor]:
+def _given(x: Input, own: Weights | IntegerWeights, policy: KernelPolicy) -> Tensor | RoundedRows:
+    """x as one product takes it: what a norm has not made yet is made now."""
+    if isinstance(x, Tensor):
+        return x
+    return x.rounded(own.matrix, policy) if isinstance(own, IntegerWeights) else x.halves(policy)
+
+
+def _like(x: Input) -> Tensor:
+    return x if isinstance(x, Tensor) else x.like
+
+
+def _in_integers(x: Input, parts: Sequence[IntegerWeights], policy: KernelPolicy) -> Sequence[Tensor]:
     """The products of x [batch, ..., k] with each weight. A few tokens at a time, because the
-    rounded copy of x needs room while all results are held, and long videos fill a card."""
+    rounded copy of x needs room while all results are held, and long videos fill a card. A norm
+    rounds all at once, because no halves lie beside its rows."""
+    if isinstance(x, Normed):
+        rows = _rounded(x, parts, policy)
+        return [multiply(rows[_rounding(part)], part.matrix, part.bias, policy=policy) for part in parts]
     tokens = x.shape[1] if x.ndim == 3 else 0
     pieces = parts_of(x.shape[0], tokens, most_rows(x.shape[-1], 2 * ROUNDED_BYTES)) if tokens else ()
     if len(pieces) <= 1:
@@ -137,9 +165,11 @@ def _in_integers(x: Tensor, parts: Sequence[IntegerWeights], policy: KernelPolic
     return found
 
 
-def _rounded(x: Tensor, parts: Sequence[IntegerWeights], policy: KernelPolicy) -> dict[tuple[int, int], RoundedRows]:
+def _rounded(x: Input, parts: Sequence[IntegerWeights], policy: KernelPolicy) -> dict[tuple[int, int], RoundedRows]:
     """x rounded for all parts, by `_rounding`."""
     matrices = {_rounding(part): part.matrix for part in parts}
+    if isinstance(x, Normed):
+        return {rounding: x.rounded(matrix, policy) for rounding, matrix in matrices.items()}
     return {rounding: rows_for(x, matrix, policy=policy) for rounding, matrix in matrices.items()}
 
 
@@ -149,7 +179,7 @@ def _rounding(part: IntegerWeights) -> tuple[int, int]:
 
 
 def feed_forward(
-    x: Tensor,
+    x: Input,
     first: Any,
     second: Any,
     policy: KernelPolicy,
@@ -174,7 +204,7 @@ def feed_forward(
     """
     with _weights(x, policy, first, second) as [one, other]:
         return mlp(
-            x,
+            _given(x, one, policy),
             one.matrix,
             other.matrix,
             one.bias,
@@ -191,7 +221,7 @@ def feed_forward(
 
 
 def gated_feed_forward(
-    x: Tensor, gate: Any, up: Any, down: Any, policy: KernelPolicy, *, saturate: bool = False
+    x: Input, gate: Any, up: Any, down: Any, policy: KernelPolicy, *, saturate: bool = False
 ) -> Tensor:
     """down(silu(gate(x)) * up(x)), for three of stock's Linears without biases: a few tokens at a
     time.
@@ -200,8 +230,10 @@ def gated_feed_forward(
     saturate  numbers that overflow fp16, hidden ones too, become +-65504 instead of infinity
     """
     with _weights(x, policy, gate, up, down) as [first, second, last]:
+        alike = isinstance(first, IntegerWeights) and multiplied_together(first.matrix, second.matrix)
+        given = _given(x, first, policy) if alike or isinstance(x, Tensor) else x.halves(policy)
         return mlp(
-            x,
+            given,
             first.matrix,
             last.matrix,
             up=second.matrix,
@@ -212,12 +244,13 @@ def gated_feed_forward(
 
 
 def _weights(
-    x: Tensor, policy: KernelPolicy, *operations: Any
+    x: Input, policy: KernelPolicy, *operations: Any
 ) -> AbstractContextManager[Sequence[Weights | IntegerWeights]]:
     """The weights as the tier has them. Does no more than needed, because a block asks some twenty
     times."""
+    like = _like(x)
     return (
-        operands(x, policy, *operations)
+        operands(like, policy, *operations)
         if policy.int8_products == "never"
-        else integer_operands(x, policy, *operations)
+        else integer_operands(like, policy, *operations)
     )

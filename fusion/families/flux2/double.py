@@ -26,9 +26,10 @@ from typing import Any, NamedTuple
 import comfy.ldm.flux.layers as stock
 from torch import Tensor, nn
 
-from ....kernels_cuda import KernelPolicy, norm_modulate
+from ....kernels_cuda import KernelPolicy
 from ...fused.named_attention import told
 from ...stream.block_hooks import within
+from ...weights.normed import Normed
 from ...weights.products import feed_forward, product
 from .joint import attend
 from .modulation import Run, Segments, runs
@@ -121,9 +122,8 @@ def _see_each_other(
     qkv = picture.x.new_empty(batch, tokens, 3 * dim)
     for half in halves:
         for run in half.attention_runs:
-            normed = norm_modulate(half.x[:, run.tokens], run.scale, run.shift, eps=half.norm1.eps, policy=policy)
+            normed = Normed(half.x[:, run.tokens], run.scale, run.shift, eps=half.norm1.eps)
             product(normed, half.attn.qkv, policy, out=qkv[:, _among_all(half, run)])
-            del normed
     norms = [(half.attn.norm, slice(half.first, half.first + half.x.shape[1])) for half in halves]
     extra = {**options, "img_slice": [text_tokens, tokens]}
     attended = attend(qkv, module.num_heads, norms, policy, pe, mask, options, extra, told(module))
@@ -138,7 +138,7 @@ def _fed_forward(half: _Half, policy: KernelPolicy) -> None:
     """Add the feed-forward of a stream to it."""
     for run in half.ffn_runs:
         x = half.x[:, run.tokens]
-        normed = norm_modulate(x, run.scale, run.shift, eps=half.norm2.eps, policy=policy)
+        normed = Normed(x, run.scale, run.shift, eps=half.norm2.eps)
         feed_forward(
             normed,
             half.mlp[0],

@@ -23,9 +23,10 @@ from typing import Any
 import comfy.ldm.flux.layers as stock
 from torch import Tensor, nn
 
-from ....kernels_cuda import KernelPolicy, norm_modulate
+from ....kernels_cuda import KernelPolicy
 from ...fused.named_attention import told
 from ...stream.block_hooks import within
+from ...weights.normed import Normed
 from ...weights.products import Part, product, product_in_parts
 from .joint import attend
 from .modulation import Run, Segments, runs
@@ -84,14 +85,13 @@ def _side_by_side(
     qkv = x.new_empty(batch, tokens, 3 * dim)
     both = x.new_empty(batch, tokens, dim + module.mlp_hidden_dim)
     for run in among:
-        normed = norm_modulate(x[:, run.tokens], run.scale, run.shift, eps=module.pre_norm.eps, policy=policy)
+        normed = Normed(x[:, run.tokens], run.scale, run.shift, eps=module.pre_norm.eps)
         hidden = both[:, run.tokens, dim:]
         wanted = (
             Part(qkv[:, run.tokens]),
             Part(hidden, gated=True) if _is_gated(module) else Part(hidden, "gelu_tanh"),
         )
         product_in_parts(normed, module.linear1, policy, wanted)
-        del normed
     all_tokens = [(module.norm, slice(0, tokens))]
     both[..., :dim] = attend(qkv, module.num_heads, all_tokens, policy, pe, mask, options, dict(options), told(module))
     return both

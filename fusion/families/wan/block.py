@@ -40,7 +40,7 @@ import torch
 from comfy.ldm.modules.attention import optimized_attention
 from torch import Tensor, nn
 
-from ....kernels_cuda import KernelPolicy, norm_modulate, rms_rope_
+from ....kernels_cuda import KernelPolicy, rms_rope_
 from ....kernels_cuda.ops.matmul.mlp import CHUNK_BYTES
 from ...base.hooks import BLOCK_PARTS, PIECES
 from ...fused.attention import HOOK, AttentionOverride
@@ -48,6 +48,7 @@ from ...fused.block import FusedBlock, HandBack, fuse_block
 from ...fused.named_attention import told
 from ...stream.block_hooks import of_text, within
 from ...stream.text_kv import OfText
+from ...weights.normed import Normed
 from ...weights.operands import operands
 from ...weights.products import feed_forward, product, products
 from .cost import TEXT_TOKENS
@@ -234,7 +235,7 @@ def fed_forward(
     module: Any, policy: KernelPolicy, x: Tensor, shift: Tensor, scale: Tensor, gate: Tensor, options: Options
 ) -> Tensor:
     """x [batch, tokens, dim] plus its feed-forward, in place."""
-    normed = norm_modulate(x, scale, shift, eps=module.norm2.eps, policy=policy)
+    normed = Normed(x, scale, shift, eps=module.norm2.eps)
     pieces = options.get(PIECES, CHUNK_BYTES)
     return feed_forward(normed, module.ffn[0], module.ffn[2], policy, residual=x, gate=gate, out=x, pieces=pieces)
 
@@ -244,9 +245,8 @@ def self_attention(
 ) -> Tensor:
     """Self-attention of x before the last product: [batch, tokens, dim]."""
     attn = module.self_attn
-    normed = norm_modulate(x, scale, shift, eps=module.norm1.eps, policy=policy)
+    normed = Normed(x, scale, shift, eps=module.norm1.eps)
     q, k, v = products(normed, (attn.q, attn.k, attn.v), policy)
-    del normed
     heads = (x.shape[0], x.shape[1], attn.num_heads, attn.head_dim)
     q4, k4 = q.view(heads), k.view(heads)
     _rms_rope(attn, attn.norm_q, attn.norm_k, q4, k4, freqs, policy)
@@ -261,12 +261,12 @@ def cross_attention(
 ) -> Tensor:
     """Attention of x to text and picture before the last product: [batch, tokens, dim]."""
     attn = module.cross_attn
-    normed = x
-    if not isinstance(module.norm3, nn.Identity):
+    if isinstance(module.norm3, nn.Identity):
+        q = product(x, attn.q, policy)
+    else:
         with operands(x, policy, module.norm3) as [norm]:
-            normed = norm_modulate(x, weight=norm.weight, bias=norm.bias, eps=module.norm3.eps, policy=policy)
-    q = product(normed, attn.q, policy)
-    del normed
+            normed = Normed(x, weight=norm.weight, bias=norm.bias, eps=module.norm3.eps)
+            q = product(normed, attn.q, policy)
     q4 = q.view(*q.shape[:2], attn.num_heads, attn.head_dim)
     _rms_rope(attn, attn.norm_q, None, q4, None, None, policy)
 

@@ -32,11 +32,12 @@ from comfy.cli_args import args
 from comfy.ldm.modules.attention import optimized_attention_masked
 from torch import Tensor, nn
 
-from ....kernels_cuda import KernelPolicy, gated_residual, gated_residual_, norm_modulate, rms_rope_
+from ....kernels_cuda import KernelPolicy, gated_residual, gated_residual_, rms_rope_
 from ...fused.block import FusedBlock, HandBack, fuse_block
 from ...fused.named_attention import told
 from ...stream.block_hooks import within
 from ...weights import saturation
+from ...weights.normed import Normed
 from ...weights.operands import operands
 from ...weights.products import gated_feed_forward, product
 
@@ -155,7 +156,7 @@ def seen_by_itself(
     del attended
     out = torch.empty_like(x) if len(among) > 1 else None
     for run in among:
-        added = factored(branch[:, run.tokens], module.attention_norm2, run.gate, policy, is_gate=True)
+        added = factored(branch[:, run.tokens], module.attention_norm2, run.gate, policy, is_gate=True).halves(policy)
         if out is None:
             x = gated_residual(x, added, saturate=True, policy=policy)
         else:
@@ -170,8 +171,7 @@ def feed_forward_(module: Any, policy: KernelPolicy, x: Tensor, among: Sequence[
         here = x[:, run.tokens]
         normed = factored(here, module.ffn_norm1, run.ffn_scale, policy)
         branch = gated_feed_forward(normed, ffn.w1, ffn.w3, ffn.w2, policy, saturate=True)
-        del normed
-        added = factored(branch, module.ffn_norm2, run.ffn_gate, policy, is_gate=True)
+        added = factored(branch, module.ffn_norm2, run.ffn_gate, policy, is_gate=True).halves(policy)
         gated_residual_(here, added, saturate=True, policy=policy)
 
 
@@ -191,17 +191,18 @@ def runs(module: Any, adaln: Tensor | None, zero: Segments | None, shape: Sequen
             yield Run(slice(first, last), *own)
 
 
-def factored(x: Tensor, norm: Any, modulation: Tensor | None, policy: KernelPolicy, *, is_gate: bool = False) -> Tensor:
+def factored(x: Tensor, norm: Any, modulation: Tensor | None, policy: KernelPolicy, *, is_gate: bool = False) -> Normed:
     """RMS norm of x [batch, tokens, dim], as fp16: times its gain, and times 1 + a scale or the
     tanh of a gate, [batch, dim]."""
     with operands(x.new_empty(0, dtype=HALF), policy, norm) as [own]:
         if modulation is None:
-            return norm_modulate(x, weight=own.weight, eps=norm.eps, kind="rms", out_dtype=HALF, policy=policy)
+            # A copy, because a weight from another device lies in a buffer that the next one reuses.
+            return Normed(x, weight=own.matrix.clone(), eps=norm.eps, kind="rms")
         by = torch.tanh(modulation.float()) if is_gate else 1 + modulation.float()
         # The op adds one to a scale. Its kernels read fp32 factors with fp16 rows, and fp16 ones
         # with fp32 rows.
         scale = (by * own.matrix.float() - 1)[:, None].to(torch.float32 if x.dtype is HALF else HALF)
-    return norm_modulate(x, scale, eps=norm.eps, kind="rms", out_dtype=HALF, policy=policy)
+    return Normed(x, scale, eps=norm.eps, kind="rms")
 
 
 def self_attention(
@@ -220,7 +221,6 @@ def self_attention(
     for run in among:
         normed = factored(x[:, run.tokens], module.attention_norm1, run.scale, policy)
         product(normed, attn.qkv, policy, out=qkv[:, run.tokens])
-        del normed
     q, k, v = qkv.view(batch, tokens, -1, size).split_with_sizes((heads, key_heads, key_heads), dim=2)
     eps = EPS if attn.q_norm.eps is None else attn.q_norm.eps
     with operands(qkv, policy, attn.q_norm, attn.k_norm) as [of_q, of_k]:

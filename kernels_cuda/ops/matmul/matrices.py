@@ -56,6 +56,11 @@ def rows_of(weight: Matrix, first: int, last: int) -> Matrix:
     return weight[first:last]
 
 
+def part_of(x: Tensor | RoundedRows, part: tuple[slice, slice]) -> Tensor | RoundedRows:
+    """Some rows of x [batch, tokens, k]: a view."""
+    return x[part] if isinstance(x, Tensor) else x._replace(numbers=x.numbers[part], scales=x.scales[part])
+
+
 def multiply(
     x: Tensor | RoundedRows,
     weight: Matrix,
@@ -145,6 +150,11 @@ def multiply_pair_(
     else:
         assert isinstance(weight, Tensor)  # the halves of one weight of integers are alike
         linear_pair_(out, _halves(x), weight, saturate=saturate, policy=policy)
+
+
+def multiplied_together(weight: Matrix, up: Matrix) -> bool:
+    """Whether one kernel multiplies both weights of a pair as integers: then x may be rounded before."""
+    return _alike(weight, up) is not None
 
 
 def _alike(weight: Matrix, up: Matrix | None = None) -> tuple[IntegerMatrix, IntegerMatrix] | None:

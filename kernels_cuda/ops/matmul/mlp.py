@@ -13,8 +13,9 @@ from torch import Tensor
 
 from ...policy import STANDARD, KernelPolicy
 from ..views.rows import frames_of, tokens_per_frame
+from .integer_linear import RoundedRows
 from .linear import Activation
-from .matrices import Matrix, multiply, multiply_, multiply_pair
+from .matrices import Matrix, multiply, multiply_, multiply_pair, part_of
 
 CHUNK_BYTES = 256 * 2**20
 CHUNK_ROWS = 768  # a multiple of every kernel's tile: a chunk leaves none half empty
@@ -22,7 +23,7 @@ Part = tuple[slice, slice]  # of [batch, tokens]
 
 
 def mlp(
-    x: Tensor,
+    x: Tensor | RoundedRows,
     w_in: Matrix,
     w_out: Matrix,
     b_in: Tensor | None = None,
@@ -43,7 +44,7 @@ def mlp(
     """residual + gate * (activation(x @ w_in^T + b_in) @ w_out^T + b_out); with `up`, the activation is multiplied by
     x @ up^T. With `gated`, w_in is both, and the activation is SiLU.
 
-    x             [batch, ..., k] fp16
+    x             [batch, ..., k] fp16, or rows that were rounded for w_in and up
     w_in, up      [hidden, k] fp16 or of integers; b_in [hidden]. A pair has no b_in; of unlike numbers it is SiLU's
     gated         w_in is [2 * hidden, k], the rows of the gate first, fp16 or of integers
     w_out         [n, hidden] fp16, or of integers, whatever w_in is; b_out [n]
@@ -63,35 +64,43 @@ def mlp(
         raise ValueError("mlp: gated, and up is given: w_in has both, or neither")
     if (up is not None or gated) and b_in is not None:
         raise ValueError(f"mlp: b_in: {list(b_in.shape)}, and a pair has no bias")
-    batches = x.shape[0] if x.ndim > 2 else 1
-    shape = (*x.shape[:-1], w_out.shape[0])
+    stored = x if isinstance(x, Tensor) else x.numbers
+    batches = stored.shape[0] if stored.ndim > 2 else 1
+    shape = (*stored.shape[:-1], w_out.shape[0])
 
-    def hidden(part: Tensor) -> Tensor:
+    def hidden(part: Tensor | RoundedRows) -> Tensor:
         if gated or up is not None:
             kind: Activation = "silu" if gated else activation
             return multiply_pair(part, w_in, up, activation=kind, scale=hidden_scale, saturate=saturate, policy=policy)
         return multiply(part, w_in, b_in, activation=activation, policy=policy)
 
     ends: Any = {"scale": 1 / hidden_scale, "saturate": saturate, "policy": policy}
-    tokens = x.shape[:-1].numel() // max(batches, 1)
+    tokens = stored.shape[:-1].numel() // max(batches, 1)
     parts = parts_of(batches, tokens, most_rows(w_in.shape[0], chunk_bytes))
     if len(parts) <= 1 and out is None:
         return multiply(hidden(x), w_out, b_out, residual=residual, gate=gate, out_dtype=out_dtype, **ends)
-    dtype = out_dtype or (x if residual is None else residual).dtype
+    dtype = out_dtype or (
+        residual.dtype if residual is not None else x.dtype if isinstance(x, Tensor) else torch.float16
+    )
     if out is None:
-        out = torch.empty(batches, tokens, shape[-1], dtype=dtype, device=x.device)
+        out = torch.empty(batches, tokens, shape[-1], dtype=dtype, device=stored.device)
     elif out.shape != shape or out.dtype is not dtype or not (out.ndim == 3 or out.is_contiguous()):
         raise ValueError(f"mlp: out is {out.dtype}{list(out.shape)}, and a contiguous {dtype}{list(shape)} is written")
     if len(parts) <= 1:
         multiply_(out, hidden(x), w_out, b_out, residual=residual, gate=gate, **ends)
         return out
     out = out.view(batches, tokens, shape[-1])
-    x = x.reshape(batches, tokens, x.shape[-1])
+    rows = (batches, tokens, stored.shape[-1])
+    x = (
+        x.reshape(rows)
+        if isinstance(x, Tensor)
+        else x._replace(numbers=stored.reshape(rows), scales=x.scales.reshape(rows[:2]))
+    )
     added = None if residual is None else residual.reshape(out.shape)
     for part in parts:
         multiply_(
             out[part],
-            hidden(x[part]),
+            hidden(part_of(x, part)),
             w_out,
             b_out,
             residual=None if added is None else added[part],

@@ -42,7 +42,8 @@ class NormToIntegers(Generic[Rows]):
 
     def __init__(self, unit: str, rounding: IntegerRows, rows: Callable[[Tensor, Tensor], Rows]) -> None:
         """unit: the op's name, and its kernels'. rounding: of a row. rows: what is returned."""
-        self.unit, self.rounding, self.rows = unit, rounding, rows
+        self.unit, self.rounding = unit, rounding
+        self.rows: Callable[[Tensor, Tensor], Rows] = rows
         self.op = Op(
             name=unit,
             schema=(
@@ -76,7 +77,9 @@ class NormToIntegers(Generic[Rows]):
         The rest is as `norm_modulate` has it. Weights beside modulation, rows of more than 6144 and rows at odd places take the
         two passes one after the other.
         """
-        return self.rows(*self.op((x, scale, shift, weight, bias), (eps, kind, rotation), policy))
+        numbers, scales = self.op((x, scale, shift, weight, bias), (eps, kind, rotation), policy)
+        made: Rows = self.rows(numbers, scales)
+        return made
 
     # ----------------------------------------------------------------------------------------------------- the maths
 
