@@ -1,10 +1,15 @@
-// What every kernel includes: CUDA's half, how two of them become floats and back, and the 64-bit integer that products
-// of sizes are computed in.
+// What every kernel includes: CUDA's half, its range, how two of them become floats and back, and the 64-bit integer that
+// products of sizes are computed in.
 #pragma once
 
 #include <cuda_fp16.h>
 
 using i64 = long long;
+
+// What is finite and beyond 65504 as 65504 with its sign. Infinities and NaN stay.
+__device__ inline float within_halves(float v) {
+    return fabsf(v) < __uint_as_float(0x7f800000u) ? fminf(fmaxf(v, -65504.0f), 65504.0f) : v;
+}
 
 __device__ inline float2 to_floats(unsigned word) {
     __half2 pair;

@@ -49,10 +49,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) int8_to_half(const __grid
         if (pack >= p.packs) continue;
         const float scale = p.scale[p.scale_per_row ? unsigned(pack) / p.packs_per_row : 0] * rotation.root();
 #pragma unroll
-        for (float& value : x) {
-            value *= scale;
-            if (fabsf(value) < __uint_as_float(0x7f800000u)) value = fminf(fmaxf(value, -65504.0f), 65504.0f);
-        }
+        for (float& value : x) value = within_halves(value * scale);
         Pack<__half> halves;
         ::pack(x, halves);
         store_whole(p.out + pack * kPack, halves.words);

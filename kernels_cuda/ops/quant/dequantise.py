@@ -17,7 +17,7 @@ from ...launcher import MAX_GRID, Card, Pointer, output, parameter_struct
 from ...plans import plan_of
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
-from ..views.checks import check_halves_into, misplaced, scattered, word
+from ..views.checks import check_into, misplaced, scattered, word
 from .packed_blocks import BLOCK_TYPES, block_type, unpacked, unpacked_shape
 
 THREADS = 256  # kThreads
@@ -69,7 +69,7 @@ def validate(call: Call) -> None:
     (encoding,) = call.options
     if packed.dtype is not torch.uint8:
         raise ValueError(f"packed: {word(packed)} {list(packed.shape)} is not uint8")
-    check_halves_into(rest, unpacked_shape(packed, encoding), packed=packed)
+    check_into(rest, unpacked_shape(packed, encoding), torch.float16, packed=packed)
 
 
 def obstacles(call: Call) -> Iterator[str]:

@@ -16,7 +16,7 @@ from ...launcher import Card, Pointer, output, parameter_struct
 from ...plans import plan_of
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
-from ..views.checks import check_halves_into, wrong_dtype
+from ..views.checks import check_into, ragged, wrong_dtype
 from ..views.half_range import saturated
 from ..views.rows import row_class
 from .rotation import check_rotation, matrix, root, turned
@@ -91,7 +91,7 @@ def validate(call: Call) -> None:
         raise ValueError(f"x: {list(x.shape)} is not [rows, k]")
     over_rows(scale, x)
     check_rotation(call.options[0], x.shape[1])
-    check_halves_into(rest, x.shape, x=x, scale=scale)
+    check_into(rest, x.shape, torch.float16, x=x, scale=scale)
 
 
 def obstacles(call: Call) -> Iterator[str]:
@@ -102,9 +102,9 @@ def obstacles(call: Call) -> Iterator[str]:
         yield f"k is {x.shape[1]}, the kernel takes multiples of {PACK}"
     if x.numel() // PACK > MOST_PACKS:
         yield f"{x.numel()} elements are more than {MOST_PACKS * PACK}"
-    for name, t, unit in (("x", x, 8), ("scale", scale, 4), ("out", rest[0] if rest else None, 16)):
-        if t is not None and (not t.is_contiguous() or t.data_ptr() % unit):
-            yield f"{name} is not contiguous, or does not start at a multiple of {unit} bytes (strides {t.stride()})"
+    yield from ragged(8, x=x)
+    yield from ragged(4, scale=scale)
+    yield from ragged(16, out=rest[0] if rest else None)
 
 
 def plan(call: Call, card: Card, _tactic: object) -> Plan:

@@ -18,7 +18,7 @@ from ...launcher import Card, Launch, Pointer, output, parameter_struct
 from ...plans import plan_of
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
-from ..views.checks import check_halves_into, not_contiguous, scattered, unseen, wrong_dtype
+from ..views.checks import check_into, not_contiguous, scattered, unseen, wrong_dtype
 from ..views.half_range import LARGEST, saturated
 from ..views.rows import row_class
 
@@ -133,7 +133,7 @@ def validate(call: Call) -> None:
     x, scale, *rest = call.operands
     if scale is not None:
         over_rows(scale, x)
-    check_halves_into(rest, x.shape, x=x, scale=scale)
+    check_into(rest, x.shape, torch.float16, x=x, scale=scale)
 
 
 def obstacles(call: Call) -> Iterator[str]:

@@ -78,6 +78,13 @@ def misplaced(**tensors: Tensor) -> Iterator[str]:
             yield f"{name} does not start at a multiple of 16 bytes"
 
 
+def ragged(unit: int, **tensors: Tensor | None) -> Iterator[str]:
+    """Tensors that are not, from end to end, accesses of so many bytes."""
+    for name, t in tensors.items():
+        if t is not None and (not t.is_contiguous() or t.data_ptr() % unit):
+            yield f"{name} is not contiguous, or does not start at a multiple of {unit} bytes (strides {t.stride()})"
+
+
 def no_multiples(unit: int, **sizes: int) -> Iterator[str]:
     """Sizes that would leave a part of an access over."""
     for name, size in sizes.items():
@@ -125,11 +132,11 @@ def check_scale(scale: float) -> None:
         raise ValueError(f"scale is {scale}, expected a power of two that fp32 holds")
 
 
-def check_halves_into(outs: Sequence[Tensor], shape: Sequence[int], **read: Tensor | None) -> None:
-    """A place for halves of this shape that lies over nothing that is read. outs: it, or none."""
+def check_into(outs: Sequence[Tensor], shape: Sequence[int], dtype: torch.dtype, **read: Tensor | None) -> None:
+    """A place for a result of this shape and type that lies over nothing that is read. outs: it, or none."""
     for out in outs:
-        if out.shape != tuple(shape) or out.dtype is not torch.float16:
-            raise ValueError(f"out: {out.dtype} {list(out.shape)} cannot take {list(shape)} as float16")
+        if out.shape != tuple(shape) or out.dtype is not dtype:
+            raise ValueError(f"out: {out.dtype} {list(out.shape)} cannot take {list(shape)} as {word(dtype)}")
         check_written({"out": out}, read)
 
 
