@@ -64,6 +64,9 @@ from .ops.norm.rms_parts import rms_parts
 from .ops.norm.rms_rope import rms_rope_
 from .ops.norm.rms_rope_keep import rms_rope_keep
 from .ops.norm.rms_rope_sums import rms_rope_sums
+from .ops.quant.codes import untiled_codes, untiled_of_rows
+from .ops.quant.codes_to_half import codes_to_half
+from .ops.quant.codes_to_int8 import codes_to_int8
 from .ops.quant.dequantise import dequantise
 from .ops.quant.int8_to_half import int8_to_half
 from .ops.quant.rows_to_int4 import Int4Rows, rows_to_int4
@@ -96,6 +99,8 @@ __all__ = [
     "channel_rms_silu",
     "check_policy",
     "choose_blocks",
+    "codes_to_half",
+    "codes_to_int8",
     "conv2d",
     "conv3d",
     "decode_attention",
@@ -154,5 +159,7 @@ __all__ = [
     "silu_mul_",
     "to_half",
     "unpack_soon",
+    "untiled_codes",
+    "untiled_of_rows",
     "upsample_conv2d",
 ]

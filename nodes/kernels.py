@@ -58,7 +58,7 @@ PRODUCTS = (
     "rows_to_int8",
     "join_sums",
 )
-CONVERSIONS = ("to_half", "int8_to_half")
+CONVERSIONS = ("to_half", "int8_to_half", "codes_to_half", "codes_to_int8")
 
 
 def of_families(role: Role, *switches: Switch) -> tuple[Switch, ...]:

@@ -394,6 +394,48 @@ EDGES: dict[str, list[Edges]] = {
             },
         )
     ],
+    "codes_to_int8": [
+        Edges(
+            {"bits": 4, "group": 16},
+            {
+                **{
+                    f"{bits} bits, groups of {group} {dtype}": {
+                        "codes": int8(6, 192 * bits // 8),
+                        "group_scales": room(6, 192 // group, dtype=dtype),
+                        "bits": bits,
+                        "group": group,
+                    }
+                    for bits in (4, 6)
+                    for group in (4, 8, 16, 64)
+                    for dtype in (torch.float8_e4m3fn, SINGLE)
+                },
+                "rows of 24": {"codes": int8(4, 12), "group_scales": room(4, 3, dtype=SINGLE), "group": 8},
+                "6 bits, rows of 48": {"codes": int8(4, 36), "group_scales": room(4, 3, dtype=SINGLE), "bits": 6},
+                "more than a block": {"codes": int8(40, 512), "group_scales": room(40, 64, dtype=SINGLE)},
+                "2^36 elements": {
+                    "codes": torch.empty(2**18, 2**17, dtype=torch.int8, device="meta"),
+                    "group_scales": torch.empty(2**18, 2**14, device="meta"),
+                },
+            },
+        )
+    ],
+    "codes_to_half": [
+        Edges(
+            {"signed": True},
+            {
+                **{
+                    f"{n} rows of {k}, groups of {group}": {
+                        "codes": int8(n, k // 2), "group_scales": room(k // group, n), "group": group
+                    }
+                    for n, k, group in ((16, 512, 64), (17, 576, 64), (40, 1536, 128), (8, 1024, 1024), (8, 48, 16))
+                },
+                "zeros of another type": {
+                    "codes": int8(8, 64), "group_scales": room(2, 8), "zeros": bf16(2, 8), "signed": False
+                },
+                "2^31 rows": {"codes": torch.empty(2**31, 32, dtype=torch.int8, device="meta"), "group_scales": far(1, 2**31)},
+            },
+        )
+    ],
     "int8_to_half": [
         Edges(
             {"scale": torch.ones(1)},

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from contract.op_contract import LARGEST, SINGLE, Contract, Draw, Operands, ones
+from contract.op_contract import BF16, HALF, LARGEST, SINGLE, Contract, Draw, Operands, ones
 from gguf import GGMLQuantizationType
 from gguf import dequantize as by_gguf
 from torch import Tensor
 
-from fusestream.kernels_cuda import dequantise, int8_to_half, rows_to_int4, rows_to_int8, to_half
+from fusestream.kernels_cuda import (
+    codes_to_half,
+    codes_to_int8,
+    dequantise,
+    int8_to_half,
+    rows_to_int4,
+    rows_to_int8,
+    to_half,
+)
 from fusestream.kernels_cuda.ops.quant.packed_blocks import BLOCK_TYPES
 from fusestream.kernels_cuda.ops.quant.rotation import GROUPS
 
@@ -104,6 +112,62 @@ def numbers_of_4_bits(packed: Tensor) -> Tensor:
     return torch.where(pairs > 7, pairs - 16, pairs).to(torch.int8)
 
 
+def counted(codes: Tensor, bits: int) -> Tensor:
+    """Codes as ComfyUI's files have them, from 0: of 4 bits, and behind those of a row the upper two of 6."""
+    wide = codes.long() & 255
+    half = wide.shape[1] * 4 // bits
+    lower = torch.stack((wide[:, :half] % 16, wide[:, :half] // 16), -1).flatten(-2)
+    if bits == 4:
+        return lower
+    return lower + 16 * torch.stack([wide[:, half:] // 4**i % 4 for i in range(4)], -1).flatten(-2)
+
+
+def _coded(draw: Draw) -> Operands:
+    """Products that fp32 holds: halves between two whole numbers are such in float64, too."""
+    bits, group = draw.of(4, 6), draw.of(4, 8, 16, 48, 64)
+    n, groups = draw.size(1, 5), draw.size(1, 4)
+    scales = draw.uniform(n, groups, dtype=torch.bfloat16) * draw.of(1.0, 30.0, 300.0)
+    book = draw.whole(16, low=-64, high=65).float() / 64
+    return {
+        "codes": draw.whole(n, groups * group * bits // 8, low=-128, high=128),
+        "group_scales": scales.to(draw.of(torch.float8_e4m3fn, SINGLE)),
+        "codebook": book if bits == 4 and draw.of(True, False) else None,
+        "bits": bits,
+        "group": group,
+    }
+
+
+def _decoded(codes: Tensor, group_scales: Tensor, codebook: Tensor | None, bits: int, group: int) -> Tensor:
+    found = counted(codes, bits)
+    values = found.double() - 2 ** (bits - 1) if codebook is None else codebook.double()[found]
+    return (values * group_scales.double().repeat_interleave(group, 1)).clamp(-127, 127).round()
+
+
+def _coded_for_halves(draw: Draw) -> Operands:
+    dtype, group, signed = draw.of(HALF, BF16), draw.of(8, 32, 64, 128), draw.of(True, False)
+    n, groups = draw.size(1, 20), draw.size(1, 9)
+    k = group * groups
+    scale = draw.of(1.0, 1e-3, 3e4)
+    return {
+        "codes": draw.whole(n, k // 2, low=-128, high=128),
+        "group_scales": draw.normal(groups, n, dtype=dtype, scale=scale),
+        "zeros": draw.maybe(lambda: draw.normal(groups, n, dtype=dtype, scale=scale)),
+        "columns": draw.maybe(lambda: draw.uniform(k, dtype=dtype) + 0.25),
+        "signed": signed,
+        "group": group,
+    }
+
+
+def _of_codes(
+    codes: Tensor, group_scales: Tensor, zeros: Tensor | None, columns: Tensor | None, signed: bool, group: int
+) -> Tensor:
+    values = numbers_of_4_bits(codes).double() if signed else counted(codes, 4).double() - 8
+    each = [0.0 if t is None else t.double().t().repeat_interleave(group, 1) for t in (group_scales, zeros)]
+    value = (values * each[0] + each[1]) / (1.0 if columns is None else columns.double())
+    return torch.where(value.isfinite(), value.clamp(-LARGEST, LARGEST), value)
+
+
+_CODES = {"codes": ones(4, 24, dtype=torch.int8), "group_scales": torch.ones(4, 3), "bits": 4}
 _BYTES = {"packed": torch.zeros(144, dtype=torch.uint8), "encoding": "Q4_K"}
 
 CONTRACTS: dict[str, Contract] = {
@@ -137,6 +201,46 @@ CONTRACTS: dict[str, Contract] = {
             (r"packed: \[3, 72\] has no rows", {"packed": torch.zeros(3, 72, dtype=torch.uint8)}),
             (r"packed: \[\] has no rows", {"packed": torch.zeros((), dtype=torch.uint8)}),
             ("packed: int8 .* is not uint8", {"packed": torch.zeros(144, dtype=torch.int8)}),
+        ],
+    ),
+    "codes_to_int8": Contract(
+        codes_to_int8,
+        _coded,
+        _decoded,
+        stock=0.0,
+        base=_CODES,
+        wrong=[
+            ("bits is 5, expected 4 or 6", {"bits": 5}),
+            ("group is 12, expected 4, 8 or a multiple of 16", {"group": 12}),
+            ("group is 0, expected", {"group": 0}),
+            (r"codes: uint8 \[4, 24\] is not int8 \[rows, bytes of 4-bit", {"codes": ones(4, 24, dtype=torch.uint8)}),
+            (r"codes: int8 \[96\] is not", {"codes": ones(96, dtype=torch.int8)}),
+            (
+                r"codes: int8 \[4, 25\] is not int8 \[rows, bytes of 6-bit",
+                {"codes": ones(4, 25, dtype=torch.int8), "bits": 6},
+            ),
+            (r"group_scales: \[4, 3\] is not one for each 32 of \[4, 48\]", {"group": 32}),
+            (r"group_scales: \[3, 3\] is not", {"group_scales": torch.ones(3, 3)}),
+            (r"codebook: \[64\] is not one value for each code of 4 bits", {"codebook": torch.ones(64)}),
+            (
+                r"codebook: \[16\] is not .*, these have 6",
+                {"codebook": torch.ones(16), "bits": 6, "group_scales": torch.ones(4, 2)},
+            ),
+        ],
+    ),
+    "codes_to_half": Contract(
+        codes_to_half,
+        _coded_for_halves,
+        _of_codes,
+        stock=4e-7,
+        special=("group_scales", "zeros", "columns"),
+        base={"codes": ones(4, 64, dtype=torch.int8), "group_scales": ones(2, 4), "signed": True},
+        wrong=[
+            (r"codes: int8 \[2, 4, 64\] is not", {"codes": ones(2, 4, 64, dtype=torch.int8)}),
+            ("group: rows of 128 do not divide into groups of 96", {"group": 96}),
+            (r"group_scales: \[4, 2\] is not \[groups of 64, rows\] of \[4, 128\]", {"group_scales": ones(4, 2)}),
+            (r"zeros: \[2, 3\] is not", {"zeros": ones(2, 3)}),
+            (r"columns: \[64\] is not \[128\]", {"columns": ones(64)}),
         ],
     ),
     "int8_to_half": Contract(

@@ -561,7 +561,7 @@ def in_place() -> dict[str, tuple[Any, ...]]:
 
 def test_no_in_place_op_is_forgotten() -> None:
     """Those that only write are computed anew without harm."""
-    only_write = {"to_half_into", "int8_to_half_into", "dequantise_into", "rms_rope_keep"}
+    only_write = {"to_half_into", "int8_to_half_into", "dequantise_into", "codes_to_int8_into", "rms_rope_keep"}
     writing = {name for name, op in OPS.items() if "(a!)" in op.schema}
     assert writing == {name for name, op in OPS.items() if op.writes}
     assert OPS["linear_"].writes == (0,) and OPS["to_half_into"].writes == (2,)

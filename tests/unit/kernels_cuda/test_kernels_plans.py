@@ -17,7 +17,7 @@ from fusestream.kernels_cuda.launcher import Kernel, Launch, Pointer, parameter_
 from fusestream.kernels_cuda.ops.attention import attention_products
 from fusestream.kernels_cuda.ops.conv import conv_torch
 from fusestream.kernels_cuda.ops.norm import group_norm, group_norm_cut
-from fusestream.kernels_cuda.ops.quant import int8_to_half
+from fusestream.kernels_cuda.ops.quant import codes_to_half, codes_to_int8, int8_to_half
 from fusestream.kernels_cuda.plans import floats, plan_of, strides
 
 Params = parameter_struct("Params", (Pointer, "x weight bias sums out"), (ctypes.c_int, "rows"))
@@ -144,6 +144,18 @@ def test_fields_by_the_operands_names() -> None:
 @pytest.mark.parametrize(
     ("file", "numbers"),
     [
+        (
+            "codes_to_half",
+            {
+                "kThreads": codes_to_half.THREADS,
+                "kRows": codes_to_half.TILE_ROWS,
+                "kColumns": codes_to_half.TILE_COLUMNS,
+            },
+        ),
+        (
+            "codes_to_int8",
+            {"kThreads": codes_to_int8.THREADS, "kAtOnce": codes_to_int8.AT_ONCE, "kChunk": codes_to_int8.CHUNK},
+        ),
         ("conv_rest", {"kThreads": conv_torch.THREADS, "kHeld": conv_torch.HELD}),
         ("group_norm", {"kOnceThreads": group_norm_cut.ONCE_THREADS}),
         ("int8_to_half", {"kThreads": int8_to_half.CHUNK // 4, "kAtOnce": 4}),
