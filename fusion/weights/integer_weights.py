@@ -94,7 +94,7 @@ def is_integer_but_for_loras(module: Any) -> bool:
     changed the weight."""
     changed = module.weight_function
     return all(isinstance(function, (Added, Applied)) for function in changed) and (
-        storage_of(module.weight).integers() is not None
+        storage_of(module.weight).is_of_integers
     )
 
 

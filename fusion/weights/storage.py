@@ -9,7 +9,9 @@ products of a few rows); `fused/quality.py` tells whether products keep its numb
     Int8           8-bit numbers with a scale for each row or for all, rows rotated or not (ConvRot)
     ConvRotInt4    4-bit numbers with a scale for each row, rows rotated (ConvRot W4A4)
     Ggml           the blocks of a GGUF file, unchanged
-    Int4           4-bit numbers that were calibrated with samples (AWQ, SVDQuant)
+    GroupedCodes   codes of 4 or 6 bits that become 8-bit rows (W4A8), by a scale for each group
+    Awq            4-bit codes with a scale and a zero for each group, calibrated with samples
+    SvdQuant       4-bit codes with a scale for each group and two narrow matrices, likewise
     Quantised      any other layout of ComfyUI's (NVFP4, MXFP8), which ComfyUI's own functions read
 
 `storage_of(weight)` gives the object that answers for a weight. The answers are the operands that
@@ -27,7 +29,8 @@ import torch
 from comfy.quant_ops import QuantizedTensor
 from torch import Tensor, nn
 
-from ...kernels_cuda import IntegerMatrix, KernelPolicy, int8_to_half, to_half
+from ...kernels_cuda import IntegerMatrix, KernelPolicy, codes_to_half, codes_to_int8, int8_to_half, to_half
+from ...kernels_cuda.ops.quant.codes import untiled_codes, untiled_of_rows
 from ...kernels_cuda.ops.quant.integer_rows import unpacked
 from ...kernels_cuda.ops.quant.rotation import GROUPS
 from . import ggml_tensor
@@ -87,8 +90,13 @@ class Storage:
         return found
 
     def integers(self) -> IntegerMatrix | None:
-        """The weight [n, k] as rows of 8 or 4 bits, not copied; None: it is stored otherwise."""
+        """The weight [n, k] as rows of 8 or 4 bits; None: it is stored otherwise."""
         return None
+
+    @property
+    def is_of_integers(self) -> bool:
+        """Whether it is stored as such rows, or as codes of them."""
+        return self.integers() is not None
 
     def multiplied(self) -> IntegerMatrix | None:
         """The integers as a product takes them; None: it is stored otherwise."""
@@ -215,7 +223,7 @@ class Integers(Quantised):
     def wide(self, policy: KernelPolicy) -> Tensor:
         """fp32 of the fp16 matrix, because 8-bit numbers have no more digits and one pass makes
         it."""
-        return super().wide(policy) if self.integers() is None else self.matrix(policy).float()
+        return self.matrix(policy).float() if self.is_of_integers else super().wide(policy)
 
     def is_converted_for_products(self, *, by_us: bool, full_precision: bool) -> bool:
         return by_us or full_precision
@@ -262,15 +270,76 @@ class ConvRotInt4(Integers):
         return found._replace(numbers=unpacked(found.numbers), bits=8)
 
 
-class Int4(Quantised):
-    """4-bit numbers that were calibrated with samples, so that no sum can be written back into
-    them."""
+class GroupedCodes(Integers):
+    """Codes of 4 or 6 bits as `asym_w4a8_int8` files have them. They become rows of 8 bits for each
+    product, which ComfyUI multiplies too. Files whose groups have an offset as well are no such rows."""
+
+    __slots__ = ()
+
+    def integers(self) -> IntegerMatrix | None:
+        if not self.is_of_integers:
+            return None
+        codes, params = self.weight._qdata, self.weight._params
+        bits = codes.shape[1] * 8 // self._columns
+        numbers = codes_to_int8(codes, params.scale, params.codebook, bits=bits, group=params.group_size)
+        return IntegerMatrix(numbers, params.s_channel.reshape(-1).float(), params.convrot_groupsize)
+
+    @property
+    def is_of_integers(self) -> bool:
+        params = self.weight._params
+        if params.transposed or params.correction is not None or self.weight._qdata.ndim != 2 or params.scale.ndim != 2:
+            return False
+        return params.convrot_groupsize in GROUPS and self._columns % params.convrot_groupsize == 0
+
+    @property
+    def _columns(self) -> int:
+        columns: int = self.weight._params.scale.shape[1] * self.weight._params.group_size
+        return columns
+
+
+class Calibrated(Quantised):
+    """4-bit codes that were calibrated with samples, so that no sum can be written back into them."""
 
     __slots__ = ()
     is_writable = False
 
     def is_converted_for_products(self, *, by_us: bool, full_precision: bool) -> bool:  # noqa: ARG002
         return True
+
+
+class Awq(Calibrated):
+    """Codes with a scale and a zero for each group, as `awq_w4a16` files have them."""
+
+    __slots__ = ()
+
+    def matrix(self, policy: KernelPolicy) -> Tensor:
+        params = self.weight._params
+        if params.transposed:
+            return super().matrix(policy)
+        return codes_to_half(
+            self.weight._qdata, params.scale, params.zeros, signed=False, group=params.group_size, policy=policy
+        )
+
+
+class SvdQuant(Calibrated):
+    """Codes with a scale for each group and two narrow matrices, whose product is added, as
+    `svdquant_w4a4` files have them. One dense matrix of all that is multiplied in 16 or 8 bits, which
+    rounds activations less than 4 bits do."""
+
+    __slots__ = ()
+
+    def matrix(self, policy: KernelPolicy) -> Tensor:
+        codes, params = self.weight._qdata, self.weight._params
+        # Activations that are shifted before they are rounded ask for more than a matrix.
+        if params.transposed or params.act_unsigned:
+            return super().matrix(policy)
+        scales, up = params.scale, params.proj_up
+        if codes.ndim > 2:
+            codes, scales, up = untiled_codes(codes), untiled_of_rows(scales), untiled_of_rows(up).t()
+        group = codes.shape[1] * 2 // scales.shape[0]
+        made = codes_to_half(codes, scales, columns=params.smooth_factor, signed=True, group=group, policy=policy)
+        narrow = _halves(up.contiguous(), policy), _halves(params.proj_down, policy)
+        return made.addmm_(narrow[0], narrow[1].t())
 
 
 class Ggml(Quantised):
@@ -300,7 +369,8 @@ class Ggml(Quantised):
 
 INT8_LAYOUT = "TensorWiseINT8Layout"
 INT4_LAYOUT = "TensorCoreConvRotW4A4Layout"
-INTEGER_LAYOUTS = {INT8_LAYOUT: 8, INT4_LAYOUT: 4}  # bits
+GROUPED_LAYOUT = "AsymW4A8Int8Layout"
+INTEGER_LAYOUTS = {INT8_LAYOUT: 8, INT4_LAYOUT: 4, GROUPED_LAYOUT: 8}  # bits
 # Storages by the name of ComfyUI's layout class.
 LAYOUTS: Mapping[str, type[Quantised]] = {
     "TensorCoreFP8Layout": ScaledFloat8,
@@ -308,8 +378,9 @@ LAYOUTS: Mapping[str, type[Quantised]] = {
     "TensorCoreFP8E5M2Layout": ScaledFloat8,
     INT8_LAYOUT: Int8,
     INT4_LAYOUT: ConvRotInt4,
-    "TensorCoreAWQW4A16Layout": Int4,
-    "TensorCoreSVDQuantW4A4Layout": Int4,
+    GROUPED_LAYOUT: GroupedCodes,
+    "TensorCoreAWQW4A16Layout": Awq,
+    "TensorCoreSVDQuantW4A4Layout": SvdQuant,
     ggml_tensor.NAME: Ggml,
 }
 

@@ -36,6 +36,12 @@ def decoded_shape(codes: Tensor, bits: int) -> tuple[int, int]:
     return codes.shape[0], codes.shape[1] * 8 // bits
 
 
+def in_groups(values: Tensor, group: int) -> Tensor:
+    """[n, k] as [n, groups, columns of a group], to be computed with what a group has."""
+    n, k = values.shape
+    return values.view(n, k // group, group)
+
+
 def check_codes(codes: Tensor, bits: int) -> None:
     """Raise ValueError for what has no rows of codes."""
     if codes.dtype is not torch.int8 or codes.ndim != 2 or codes.shape[1] * 8 % bits:

@@ -22,7 +22,7 @@ from ...registry import CudaCandidate, Op, StockCandidate
 from ..views.checks import check_vector, mixed_dtypes, not_contiguous, ragged, word, wrong_dtype
 from ..views.half_range import saturated
 from ..views.rows import MOST_ROWS, row_class
-from .codes import check_codes, decoded_shape, unsigned
+from .codes import check_codes, decoded_shape, in_groups, unsigned
 from .integer_rows import unpacked
 
 BITS = 4
@@ -68,11 +68,10 @@ def reference(
 ) -> Tensor:
     """The kernel's bits. Stock's operations, but in fp32: in the scales' type, as it has them, each would round."""
     values = unpacked(codes) if signed else unsigned(codes, BITS) - ZERO
-    n, k = values.shape
-    value = values.float().view(n, k // group, group) * group_scales.float().t()[..., None]
+    value = in_groups(values.float(), group) * group_scales.float().t()[..., None]
     if zeros is not None:
         value = value + zeros.float().t()[..., None]
-    value = value.view(n, k)
+    value = value.view(values.shape)
     if columns is not None:
         value = value * columns.float().reciprocal()
     return torch.where(value.isfinite(), saturated(value), value).half()

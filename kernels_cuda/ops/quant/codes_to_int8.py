@@ -20,7 +20,7 @@ from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
 from ..views.checks import check_into, no_multiples, not_contiguous, ragged, word, wrong_dtype
 from ..views.rows import row_class
-from .codes import check_codes, decoded_shape, unsigned
+from .codes import check_codes, decoded_shape, in_groups, unsigned
 
 LARGEST = 127
 CHUNK = 16  # kChunk
@@ -70,8 +70,7 @@ def reference(codes: Tensor, group_scales: Tensor, codebook: Tensor | None, bits
     """The kernel's bits. Stock decodes by the same operations."""
     counted = unsigned(codes, bits)
     values = counted.float() - 2 ** (bits - 1) if codebook is None else codebook.float()[counted]
-    n, k = counted.shape
-    product = (values.view(n, k // group, group) * group_scales.float()[..., None]).view(n, k)
+    product = (in_groups(values, group) * group_scales.float()[..., None]).view(values.shape)
     return product.clamp(-LARGEST, LARGEST).round().nan_to_num(0.0).to(torch.int8)
 
 

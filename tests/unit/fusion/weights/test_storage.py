@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
+import comfy.quant_ops
 import gguf
 import int8_files
 import pytest
@@ -15,7 +17,8 @@ from torch import Tensor, nn
 from fusestream.fusion.weights import storage
 from fusestream.fusion.weights.ggml_tensor import held
 from fusestream.fusion.weights.storage import Storage, storage_of
-from fusestream.kernels_cuda import KernelPolicy, few_rows
+from fusestream.kernels_cuda import KernelPolicy, few_rows, int8_to_half
+from fusestream.kernels_cuda.ops.quant.rotation import turned
 from fusestream.memory import Extent
 
 N, K = 24, 512
@@ -43,14 +46,36 @@ def scaled_fp8(layout: str) -> Any:
 
 
 class OfAnotherLayout:
-    """A weight of a layout that only other tools or a GPU can make: its numbers are given."""
+    """A weight of a layout that only other tools, a GPU or a newer ComfyUI can make: its numbers are given."""
 
-    def __init__(self, layout: str) -> None:
-        self._layout_cls, self._qdata = layout, torch.randint(-128, 127, (N, K // 2), dtype=torch.int8)
-        self._params, self.dtype, self._numbers = None, torch.float16, numbers().half()
+    def __init__(self, layout: str, params: Any = None, given: Tensor | None = None) -> None:
+        self._layout_cls, self._qdata = layout, any_bytes(N, K // 2)
+        self._params, self.dtype = params, torch.float16
+        self._numbers = numbers().half() if given is None else given
 
     def dequantize(self) -> Tensor:
         return self._numbers
+
+
+def any_bytes(*shape: int) -> Tensor:
+    return torch.randint(-128, 128, shape, dtype=torch.int8)
+
+
+def calibrated(layout: str, **params: Tensor) -> Any:
+    """4-bit codes in the layout's own parameters, with scales for groups of 64."""
+    kind = comfy.quant_ops.get_layout_class(layout)
+    of = {"scale": torch.rand(K // 64, N) * 0.02, "orig_dtype": torch.float32, "orig_shape": (N, K)}
+    return QuantizedTensor(any_bytes(N, K // 2), layout, kind.Params(**of, **params))
+
+
+def awq() -> Any:
+    return calibrated("TensorCoreAWQW4A16Layout", zeros=torch.randn(K // 64, N) * 0.1)
+
+
+def svdquant() -> Any:
+    """What is added is small here, so that a sum of two numbers in fp16 is as near as one."""
+    narrow = {"proj_down": torch.randn(K, 8) * 0.01, "proj_up": torch.randn(N, 8) * 0.01}
+    return calibrated("TensorCoreSVDQuantW4A4Layout", smooth_factor=torch.rand(K) + 0.5, **narrow)
 
 
 SAMPLES: dict[str, Callable[[], Any]] = {
@@ -64,9 +89,12 @@ SAMPLES: dict[str, Callable[[], Any]] = {
         f"int8 {name}": lambda kind=kind: int8_files.quantised(numbers(), kind)
         for name, kind in int8_files.KINDS.items()
     },
+    "awq": awq,
+    "svdquant": svdquant,
     "Q8_0": lambda: ggml("Q8_0"),
     "Q4_0": lambda: ggml("Q4_0"),
 }
+UNREAD = ("fp32", "int8 convrot", "int8 convrot_w4a4", "awq", "svdquant")  # by the op of a few rows
 KINDS = pytest.mark.parametrize("make", SAMPLES.values(), ids=SAMPLES)
 
 
@@ -83,9 +111,8 @@ def near(found: Tensor, wanted: Tensor) -> bool:
 def test_every_class_has_a_sample() -> None:
     covered = {type(storage_of(make())) for make in SAMPLES.values()}
     classes = {one for one in vars(storage).values() if isinstance(one, type) and issubclass(one, Storage)}
-    assert classes - covered == {Storage, storage.Quantised, storage.Integers, storage.Int4}, (
-        "these are in the tests below"
-    )
+    of_tests_below = {Storage, storage.Quantised, storage.Integers, storage.Calibrated, storage.GroupedCodes}
+    assert classes - covered == of_tests_below
 
 
 @KINDS
@@ -101,7 +128,7 @@ def test_the_matrix_is_what_comfyui_makes_of_it(make: Callable[[], Any]) -> None
 def test_few_rows_reads_the_same_numbers(name: str) -> None:
     weight, x = SAMPLES[name](), torch.randn(2, K).half()
     stored = storage_of(weight).few_rows()
-    assert (stored is None) == (name in ("fp32", "int8 convrot", "int8 convrot_w4a4")), "the op reads none of these"
+    assert (stored is None) == (name in UNREAD), "the op reads none of these"
     if stored is not None:
         assert stored.numbers.untyped_storage().data_ptr() == storage_of(weight).data.untyped_storage().data_ptr()
         found = few_rows(x, stored.numbers, stored.encoding, scale=stored.scale, out_dtype=torch.float32, policy=POLICY)
@@ -167,18 +194,72 @@ def test_fp8_with_a_scale_for_each_row_is_read_by_comfyui(monkeypatch: pytest.Mo
     assert found.few_rows() is None and torch.equal(found.matrix(POLICY), torch.full((N, K), 5.0).half())
 
 
+TURNED = SimpleNamespace(transposed=True, act_unsigned=False)  # what our ops do not read
+SHIFTED = SimpleNamespace(transposed=False, act_unsigned=True)
+
+
 @pytest.mark.parametrize(
-    "layout", ["TensorCoreAWQW4A16Layout", "TensorCoreSVDQuantW4A4Layout", "TensorCoreNVFP4Layout"]
+    ("layout", "params"),
+    [
+        ("TensorCoreAWQW4A16Layout", TURNED),
+        ("TensorCoreSVDQuantW4A4Layout", TURNED),
+        ("TensorCoreSVDQuantW4A4Layout", SHIFTED),
+        ("TensorCoreNVFP4Layout", None),
+    ],
 )
-def test_layouts_that_only_comfyui_reads(monkeypatch: pytest.MonkeyPatch, layout: str) -> None:
+def test_layouts_that_only_comfyui_reads(monkeypatch: pytest.MonkeyPatch, layout: str, params: Any) -> None:
     monkeypatch.setattr(storage, "QuantizedTensor", OfAnotherLayout)
-    weight = OfAnotherLayout(layout)
+    weight = OfAnotherLayout(layout, params)
     found = storage_of(weight)
     assert torch.equal(found.matrix(POLICY), weight.dequantize()) and found.data is weight._qdata
     assert found.integers() is None and found.few_rows() is None and found.rows(torch.tensor([0])) is None
     made_beforehand = layout != "TensorCoreNVFP4Layout"
     assert found.is_writable != made_beforehand and not found.has_rows
     assert found.is_converted_for_products(by_us=True, full_precision=False) == made_beforehand
+
+
+def grouped(correction: Tensor | None = None) -> Any:
+    """A weight of W4A8, which this ComfyUI may not know: codes of a book, scales of groups of 16, rows turned by 64."""
+    book, scales, of_rows = torch.randn(16).sort().values, torch.rand(N, K // 16) * 100, torch.rand(N) * 0.01
+    params = SimpleNamespace(
+        scale=scales.to(torch.float8_e4m3fn), s_channel=of_rows, codebook=book, correction=correction, group_size=16,
+        convrot_groupsize=64, transposed=False,
+    )  # fmt: skip
+    weight = OfAnotherLayout(storage.GROUPED_LAYOUT, params)
+    counted = torch.stack((weight._qdata & 15, weight._qdata >> 4 & 15), -1).flatten(1).long()
+    wide = book[counted] * params.scale.float().repeat_interleave(16, 1)
+    weight._numbers = turned(wide.round().clamp(-127, 127) * of_rows[:, None], 64) / 8
+    return weight
+
+
+def test_grouped_codes_are_rows_of_8_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "QuantizedTensor", OfAnotherLayout)
+    weight = grouped()
+    found = storage_of(weight)
+    rows = found.multiplied()
+    assert rows is not None and rows.bits == 8 and rows.shape == (N, K) and rows.rotation == 64 and found.is_of_integers
+    assert near(int8_to_half(rows.numbers, rows.scales, rotation=64), weight.dequantize().double())
+    assert near(found.matrix(POLICY), weight.dequantize().double()) and found.few_rows() is None
+    assert near(found.wide(POLICY), weight.dequantize().double())
+
+
+def test_groups_with_an_offset_are_comfyuis(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "QuantizedTensor", OfAnotherLayout)
+    weight = grouped(correction=torch.zeros(K // 16, N))
+    found = storage_of(weight)
+    assert found.integers() is None and not found.is_of_integers
+    assert torch.equal(found.matrix(POLICY), weight.dequantize().half())
+
+
+def test_tiles_of_svdquant_are_put_in_order() -> None:
+    rows, columns, rank = 256, 192, 8
+    kind = comfy.quant_ops.get_layout_class("TensorCoreSVDQuantW4A4Layout")
+    codes, scales, up = any_bytes(2, 3, 32, 128), torch.rand(2, 3, 128) * 0.02, torch.randn(2, rank, 128) * 0.1
+    params = {"orig_dtype": torch.float32, "orig_shape": (rows, columns), "proj_down": torch.randn(columns, rank) * 0.1}
+    made = kind.Params(scale=scales, proj_up=up, smooth_factor=torch.ones(columns), **params)
+    weight = QuantizedTensor(codes, "TensorCoreSVDQuantW4A4Layout", made)
+    found = storage_of(weight).matrix(POLICY)
+    torch.testing.assert_close(found.double(), wide(weight), rtol=2**-9, atol=2**-10)  # a wrong row is off by 0.1
 
 
 @pytest.mark.parametrize(
