@@ -23,6 +23,7 @@ from ...kernels_cuda import (
     norm_to_int8,
 )
 from ...kernels_cuda.ops.norm.norm_modulate import Kind
+from .operands import Weights, is_here, operands
 
 ROUNDING: Mapping[int, Callable[..., RoundedRows]] = {8: norm_to_int8, 4: norm_to_int4}  # by bits
 
@@ -66,3 +67,13 @@ class Normed:
             "eps": self.eps,
             "kind": self.kind,
         }
+
+
+def kept_weights(norm: Any, x: Tensor, policy: KernelPolicy) -> Weights:
+    """Weight and bias [d] of one of stock's norms in fp16 on x's device, for as long as they are
+    needed. One that is brought from another device is copied, because the next one takes its
+    buffer."""
+    with operands(x.new_empty(0, dtype=torch.float16), policy, norm) as [own]:
+        if own.weight is None or is_here(norm, x.device):
+            return own
+        return Weights(own.weight.clone(), None if own.bias is None else own.bias.clone())

@@ -218,10 +218,7 @@ struct WeightBF16 {
     Bytes step;
 
     __device__ explicit WeightBF16(Bytes of) : step(of) {}
-    __device__ static float finite(unsigned bits_of_float) {
-        const float v = __uint_as_float(bits_of_float);
-        return isfinite(v) ? fminf(fmaxf(v, -65504.0f), 65504.0f) : v;
-    }
+    __device__ static float finite(unsigned bits_of_float) { return within_halves(__uint_as_float(bits_of_float)); }
     __device__ void weights(int e, int first, unsigned (&out)[4]) const {
         unsigned words[4];
         load_words<Reading::kCached>(words, step + 2 * (e + first));

@@ -213,8 +213,8 @@ def test_ends_and_corners(isa, cut, m, n, k):
 @pytest.mark.sanitize
 def test_streams_of_bf16(isa, cut):
     """As the maths has them, and written to their place; on sm_75 too, which has no instruction for them."""
-    x, weight, scales = (half(2, 65, 160) * 4e5).bfloat16(), whole(136, 160), torch.rand(136, device="cuda") / 100
-    bias, stream, gate = half(136).bfloat16(), (half(2, 65, 136) * 1e6).bfloat16(), half(2, 1, 136).bfloat16()
+    x, weight, scales = half(2, 65, 160).bfloat16() * 4e5, whole(136, 160), torch.rand(136, device="cuda") / 100
+    bias, stream, gate = half(136).bfloat16(), half(2, 65, 136).bfloat16() * 1e6, half(2, 1, 136).bfloat16()
     tensors, options = (x, None, weight, scales, bias, stream, gate), ("silu", 1.0, True, 16, None)
     exact, sizes = exactly(tensors, options)
     found = with_cut(cut, tensors, options, isa)

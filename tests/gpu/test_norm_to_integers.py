@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpu.support import WAYS, on
+from gpu.support import HALF_STEP, WAYS, on
 from gpu.test_norm_modulate import EPS, exact, inputs, of_two_bytes
 
 from fusestream.kernels_cuda import norm_to_int4, norm_to_int8, rows_to_int4, rows_to_int8
@@ -57,16 +57,15 @@ def test_numbers_are_those_of_the_norm(isa, kind, form, norm, dtype):
                 if d in IN_REGISTERS:
                     check(kind, got, exact(x, scale, shift, kind=norm), group, f"{d} {of_rows} {group}")
                 else:
-                    near(kind, got, exact(x, scale, shift, kind=norm), group, dtype)
+                    near(kind, got, exact(x, scale, shift, kind=norm), group)
 
 
-def near(kind, found, want, group, dtype):
-    """What is rounded to two bytes in between: half a step, and the error of that."""
+def near(kind, found, want, group):
+    """What is rounded to fp16 in between: half a step, and the error of that."""
     largest, numbers_of = KINDS[kind][2:]
     wide = turned(want, group) * root(group)
     got = numbers_of(found.numbers).double() * found.scales.double()[..., None]
-    coarse = 2.0**-8 if dtype is torch.bfloat16 else 2.0**-11
-    allowed = wide.abs().amax(-1, keepdim=True) * (0.52 / largest + 4 * coarse)
+    allowed = wide.abs().amax(-1, keepdim=True) * (0.52 / largest + 4 * HALF_STEP)
     assert ((got - wide).abs() <= allowed).all()
 
 
@@ -77,6 +76,8 @@ def test_weights_streams_and_places(isa, kind, dtype):
     function = KINDS[kind][0]
     of_weights = torch.float16 if dtype is torch.float32 else dtype
     for way in WAYS:
+        if way == "turned":  # elements of a row apart, of which norm_modulate makes nothing either
+            continue
         for d in (64, 1536):
             x = WAYS[way](torch.randn(2, 37, d, device="cuda").to(dtype))
             weight, bias = (torch.randn(d, device="cuda").to(of_weights) for _ in range(2))
@@ -86,7 +87,7 @@ def test_weights_streams_and_places(isa, kind, dtype):
                 if way in ("plain", "gaps", "every other row", "transposed batch"):
                     check(kind, got, want, group, f"{way} {d} {group}")
                 else:
-                    near(kind, got, want, group, dtype)
+                    near(kind, got, want, group)
 
 
 def test_cuts_and_repeats_agree(isa, kind):

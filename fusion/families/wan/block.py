@@ -48,7 +48,7 @@ from ...fused.block import FusedBlock, HandBack, fuse_block
 from ...fused.named_attention import told
 from ...stream.block_hooks import of_text, within
 from ...stream.text_kv import OfText
-from ...weights.normed import Normed
+from ...weights.normed import Normed, kept_weights
 from ...weights.operands import operands
 from ...weights.products import feed_forward, product, products
 from .cost import TEXT_TOKENS
@@ -264,9 +264,8 @@ def cross_attention(
     if isinstance(module.norm3, nn.Identity):
         q = product(x, attn.q, policy)
     else:
-        with operands(x, policy, module.norm3) as [norm]:
-            normed = Normed(x, weight=norm.weight, bias=norm.bias, eps=module.norm3.eps)
-            q = product(normed, attn.q, policy)
+        norm = kept_weights(module.norm3, x, policy)
+        q = product(Normed(x, weight=norm.weight, bias=norm.bias, eps=module.norm3.eps), attn.q, policy)
     q4 = q.view(*q.shape[:2], attn.num_heads, attn.head_dim)
     _rms_rope(attn, attn.norm_q, None, q4, None, None, policy)
 

@@ -37,7 +37,7 @@ from ...fused.block import FusedBlock, HandBack, fuse_block
 from ...fused.named_attention import told
 from ...stream.block_hooks import within
 from ...weights import saturation
-from ...weights.normed import Normed
+from ...weights.normed import Normed, kept_weights
 from ...weights.operands import operands
 from ...weights.products import gated_feed_forward, product
 
@@ -194,14 +194,13 @@ def runs(module: Any, adaln: Tensor | None, zero: Segments | None, shape: Sequen
 def factored(x: Tensor, norm: Any, modulation: Tensor | None, policy: KernelPolicy, *, is_gate: bool = False) -> Normed:
     """RMS norm of x [batch, tokens, dim], as fp16: times its gain, and times 1 + a scale or the
     tanh of a gate, [batch, dim]."""
-    with operands(x.new_empty(0, dtype=HALF), policy, norm) as [own]:
-        if modulation is None:
-            # A copy, because a weight from another device lies in a buffer that the next one reuses.
-            return Normed(x, weight=own.matrix.clone(), eps=norm.eps, kind="rms")
-        by = torch.tanh(modulation.float()) if is_gate else 1 + modulation.float()
-        # The op adds one to a scale. Its kernels read fp32 factors with fp16 rows, and fp16 ones
-        # with fp32 rows.
-        scale = (by * own.matrix.float() - 1)[:, None].to(torch.float32 if x.dtype is HALF else HALF)
+    own = kept_weights(norm, x, policy)
+    if modulation is None:
+        return Normed(x, weight=own.weight, eps=norm.eps, kind="rms")
+    by = torch.tanh(modulation.float()) if is_gate else 1 + modulation.float()
+    # The op adds one to a scale. Its kernels read fp32 factors with fp16 rows, and fp16 ones with
+    # fp32 rows.
+    scale = (by * own.matrix.float() - 1)[:, None].to(torch.float32 if x.dtype is HALF else HALF)
     return Normed(x, scale, eps=norm.eps, kind="rms")
 
 

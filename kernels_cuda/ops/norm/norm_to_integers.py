@@ -22,7 +22,6 @@ from ..quant.integer_rows import IntegerRows, row_obstacles
 from ..quant.rotation import check_rotation
 from ..quant.rows_to_int4 import INT4_ROWS, Int4Rows
 from ..quant.rows_to_int8 import INT8_ROWS, Int8Rows
-from ..views.checks import beside
 from ..views.rows import row_classes
 from . import norm_modulate as norm
 from .norm_modulate import OF_ROWS, TYPES, Kind, Maybe, Operands, Tactic
@@ -52,7 +51,10 @@ class NormToIntegers(Generic[Rows]):
             ),
             reference=self.reference,
             fake=self.fake,
-            candidates=(CudaCandidate("cuda", self.obstacles, self.plan, self.ways), StockCandidate(self.stock)),
+            candidates=(
+                CudaCandidate("cuda", self.obstacles, self.plan, self.ways),
+                StockCandidate(self.stock, beside=self.beside),
+            ),
             shape_class=shape_class,
             validate=self.validate,
             kernels={unit: tuple(f"{unit}_{types}_{packs}" for types in OF_ROWS for packs in PACKS)},
@@ -110,7 +112,11 @@ class NormToIntegers(Generic[Rows]):
         rotation: int,
     ) -> tuple[Tensor, Tensor]:
         """What stock runs: the norm, and then rounding."""
-        return self.rounding.stock(norm.stock(x, scale, shift, weight, bias, eps, kind, beside(x)[0]), rotation)
+        return self.rounding.stock(norm.stock(x, scale, shift, weight, bias, eps, kind, torch.float16), rotation)
+
+    def beside(self, call: Call) -> int:
+        """Bytes that stock's way takes on the way: halves, and the fp32 numbers that they are over a row's largest."""
+        return 6 * call.first.numel()
 
     def fake(self, x: Tensor, *_: object) -> tuple[Tensor, Tensor]:
         return self.rounding.fake(x, 0)
@@ -174,8 +180,8 @@ def _tactics(o: Operands) -> list[Tactic]:
 
 
 def _between(x: Tensor) -> Tensor:
-    """What lies between the two passes, as far as shapes and types go."""
-    return torch.empty(x.shape, dtype=beside(x)[0], device="meta")
+    """What lies between the two passes, as far as shapes and types go: fp16, which holds what a norm makes of any stream."""
+    return torch.empty(x.shape, dtype=torch.float16, device="meta")
 
 
 def shape_class(call: Call) -> str:

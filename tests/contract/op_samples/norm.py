@@ -358,13 +358,13 @@ CONTRACTS = {
             (r"bias \[8, 1\] is not \[8\]", {"bias": ones(8, 1)}),
         ],
     ),
-    # Off by half a step, of 127 or of 7.
+    # Off by half a step, of 127 or of 7; and what takes two passes is rounded to fp16 in between.
     "norm_to_int8": Contract(
         norm_to_int8,
         _modulated_to_round,
         _modulation_turned,
-        slack=1.02 / 254,
-        stock=1.1 / 254 + 2e-3,
+        slack=1.02 / 254 + 2e-3,
+        stock=1.1 / 254 + 4e-3,
         bf16=True,
         seen=lambda numbers, scales: (numbers * scales[..., None],),
         base={"x": ones(2, 6, 8), "eps": EPS},
@@ -374,8 +374,8 @@ CONTRACTS = {
         norm_to_int4,
         _modulated_to_round,
         _modulation_turned,
-        slack=1.02 / 14,
-        stock=1.1 / 14 + 2e-3,
+        slack=1.02 / 14 + 2e-3,
+        stock=1.1 / 14 + 4e-3,
         bf16=True,
         seen=lambda numbers, scales: (quant.numbers_of_4_bits(numbers) * scales[..., None],),
         base={"x": ones(2, 6, 8), "eps": EPS},
