@@ -193,7 +193,7 @@ def test_blocks_in_parts_are_the_same_to_the_bit(folder, policy, backend):
     model = load(path, policy, backend)
     stream = model.stream
     stream.residency.segmentations = stream.residency.segmentations[1:]
-    stream._become(stream.residency.segmentations[0])
+    stream.residency._become(stream.residency.segmentations[0])
     stream.residency.ceiling = stream.residency.least
     assert torch.equal(sample(with_loras(model, folder, ("lora_ab", 0.5))), want)
     assert (
@@ -213,10 +213,10 @@ def keeping_texts(path, backend, monkeypatch, policy=None):
     monkeypatch.setattr(segments, "WORTH_IT", -9.0)
     model = load(path, policy or KernelPolicy(), backend)
     stream = model.stream
-    twin = next(one for one in stream.residency.segmentations if one.of is stream.residency.segmentations[0])
+    twin = next(one for one in stream.residency.segmentations if one.base is stream.residency.segmentations[0])
     stream.residency.segmentations = (stream.residency.segmentations[0], twin)
     stream.residency._measure()
-    stream.residency.ceiling = max(stream.residency.narrow, twin.bounds(stream.residency.device)[0] + twin.kept)
+    stream.residency.ceiling = max(stream.residency.narrow, twin.bounds(stream.residency.device)[0] + twin.text_bytes)
     return model
 
 
@@ -242,7 +242,7 @@ def test_texts_are_kept_between_steps_to_the_bit(folder, kind, backend, monkeypa
     model = keeping_texts(path, backend, monkeypatch)
     stream = model.stream
     assert torch.equal(sample(model), want)
-    assert stream.residency.segmentation.of is not None and (
+    assert stream.residency.segmentation.base is not None and (
         stream.residency.texts.came,
         stream.residency.texts.spared,
     ) == (1, 1)
@@ -271,7 +271,7 @@ def test_kept_texts_are_made_anew_for_other_loras(folder, storage, backend, monk
     for number, loras in enumerate(((), PLAIN, PLAIN[:1], ()), 1):
         want = sample(with_loras(theirs, folder, *loras))
         assert torch.equal(sample(with_loras(ours, folder, *loras)), want), loras
-        assert ours.stream.residency.segmentation.of is not None and ours.stream.residency.texts.came == number
+        assert ours.stream.residency.segmentation.base is not None and ours.stream.residency.texts.came == number
     assert torch.equal(sample(ours), want)
 
 
@@ -303,7 +303,7 @@ def test_kept_texts_after_an_interrupt_and_without_room(folder, monkeypatch):
         failed = failing_twice(model, patch)
         assert torch.equal(sample(model), want)
     assert len(failed) == 2 and not stream.residency.texts.nbytes, "they yield before the window does"
-    assert torch.equal(sample(model), want) and stream.residency.texts.nbytes == stream.residency.segmentation.kept
+    assert torch.equal(sample(model), want) and stream.residency.texts.nbytes == stream.residency.segmentation.text_bytes
     mm.unload_all_models()
     assert stream.residency.held == stream.residency.texts.nbytes == stream.residency.ledger.held("VRAM of texts") == 0
     assert torch.equal(sample(model), want)
