@@ -477,7 +477,7 @@ struct Attention {
                 }
             }
             __syncwarp();
-            store_rows<Tile, 16, kUnits>(room, head, p.out_token, first_row() + m * 16, p.q_length);
+            store_rows<Tile, 16, kUnits>(lane, room, head, p.out_token, first_row() + m * 16, p.q_length);
             __syncwarp();  // before the next rows take their place
         }
     }

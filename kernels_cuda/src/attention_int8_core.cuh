@@ -364,7 +364,7 @@ struct Int8Attention {
                 store_word(room + Tile::offset(lane >> 2, n) + t * 4, word);
             }
             __syncwarp();
-            store_rows<Tile, 8, kUnits>(room, head, p.out_token, first_row() + m * 8, p.q_length);
+            store_rows<Tile, 8, kUnits>(lane, room, head, p.out_token, first_row() + m * 8, p.q_length);
             __syncwarp();  // before the next rows take their place
         }
     }

@@ -35,11 +35,12 @@ __device__ inline unsigned mean_halves(float low, float high) {
 }
 
 // Some rows of a warp's result, from the tile where they lie to where they belong: 16 bytes a lane, rows before `end`.
+// lane: found once, because code that asks for it again keeps other registers through the kernel's loop.
 template <typename Tile, int kRows, int kUnits>
-__device__ inline void store_rows(unsigned room, __half* head, i64 apart, int row0, int end) {
+__device__ inline void store_rows(int lane, unsigned room, __half* head, i64 apart, int row0, int end) {
 #pragma unroll
     for (int i = 0; i < kRows * kUnits / 32; i++) {
-        const int at = i * 32 + lane_again(), row = row0 + at / kUnits;
+        const int at = i * 32 + lane, row = row0 + at / kUnits;
         unsigned words[4];
         load_words(words, room + Tile::offset(at / kUnits, at % kUnits));
         if (row < end) {

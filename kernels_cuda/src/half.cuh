@@ -1,5 +1,5 @@
-// What every kernel includes: CUDA's half, its range, how two of them become floats and back, and the 64-bit integer that
-// products of sizes are computed in.
+// What every kernel includes: CUDA's half, its range, how two of them become floats and back, and the 64-bit integer
+// that products of sizes are computed in.
 #pragma once
 
 #include <cuda_fp16.h>
