@@ -66,7 +66,7 @@ class Tiers:
 
 
 WORK = "14B 480x832x81"
-TIERS = (Tiers("RTX 2060 Super", 1.4, 3.3), Tiers("RTX 3060 Ti", 1.7, 3.4), Tiers("RTX 4060", 1.7, 3.3))
+TIERS = (Tiers("RTX 2060 Super", 1.4, 3.2), Tiers("RTX 3060 Ti", 1.7, 3.4), Tiers("RTX 4060", 1.7, 3.3))
 
 FAST = Predicted("attention 128 fast", "attention 128 precise", 1.4)
 TURBO = Predicted("attention 128 turbo_int8", "attention 128 precise", 3.4)

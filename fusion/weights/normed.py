@@ -8,7 +8,7 @@ Where all of them are integers, the rows leave the norm rounded as their product
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -40,8 +40,8 @@ class Normed:
     shift: Tensor | None = None
     weight: Tensor | None = None
     bias: Tensor | None = None
-    eps: float = 1e-6
     kind: Kind = "layer"
+    eps: float = field(kw_only=True)
 
     @property
     def like(self) -> Tensor:

@@ -76,11 +76,11 @@ def products(
     that they do not fill a card. As integers x is rounded once for all operations with the same
     rotation and as many bits."""
     with _weights(x, policy, *operations) as parts:
-        if isinstance(x, Normed) and any(isinstance(part, Weights) for part in parts):
-            x = x.halves(policy)
         halves = [part for part in parts if isinstance(part, Weights)]
         if isinstance(x, Normed):
-            return _in_integers(x, cast(Sequence[IntegerWeights], parts), policy)
+            if not halves:
+                return _in_integers(x, cast(Sequence[IntegerWeights], parts), policy)
+            x = x.halves(policy)
         joins = len(halves) == len(parts) and (however_long or x.shape[:-1].numel() <= PACKED_ROWS)
         if joins and (one := packed(halves)) is not None:
             rows = [part.matrix.shape[0] for part in halves]
@@ -149,12 +149,9 @@ def _in_integers(x: Input, parts: Sequence[IntegerWeights], policy: KernelPolicy
     """The products of x [batch, ..., k] with each weight. A few tokens at a time, because the
     rounded copy of x needs room while all results are held, and long videos fill a card. A norm
     rounds all at once, because no halves lie beside its rows."""
-    if isinstance(x, Normed):
-        rows = _rounded(x, parts, policy)
-        return [multiply(rows[_rounding(part)], part.matrix, part.bias, policy=policy) for part in parts]
-    tokens = x.shape[1] if x.ndim == 3 else 0
-    pieces = parts_of(x.shape[0], tokens, most_rows(x.shape[-1], 2 * ROUNDED_BYTES)) if tokens else ()
-    if len(pieces) <= 1:
+    tokens = x.shape[1] if isinstance(x, Tensor) and x.ndim == 3 else 0
+    pieces = parts_of(_like(x).shape[0], tokens, most_rows(_like(x).shape[-1], 2 * ROUNDED_BYTES)) if tokens else ()
+    if isinstance(x, Normed) or len(pieces) <= 1:
         rows = _rounded(x, parts, policy)
         return [multiply(rows[_rounding(part)], part.matrix, part.bias, policy=policy) for part in parts]
     found = [x.new_empty(*x.shape[:-1], part.matrix.shape[0]) for part in parts]

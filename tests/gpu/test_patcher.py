@@ -303,7 +303,9 @@ def test_kept_texts_after_an_interrupt_and_without_room(folder, monkeypatch):
         failed = failing_twice(model, patch)
         assert torch.equal(sample(model), want)
     assert len(failed) == 2 and not stream.residency.texts.nbytes, "they yield before the window does"
-    assert torch.equal(sample(model), want) and stream.residency.texts.nbytes == stream.residency.segmentation.text_bytes
+    assert (
+        torch.equal(sample(model), want) and stream.residency.texts.nbytes == stream.residency.segmentation.text_bytes
+    )
     mm.unload_all_models()
     assert stream.residency.held == stream.residency.texts.nbytes == stream.residency.ledger.held("VRAM of texts") == 0
     assert torch.equal(sample(model), want)

@@ -43,6 +43,17 @@ CLIP = Family(
     covers="CLIP-L, CLIP-G and OpenCLIP H (Stable Diffusion, SDXL): FP16 products around an FP32 stream",
     recognises=_is_clip,
     fuse=_fuse,
-    ops=("attention", "gelu", "int8_to_half", "join_sums", "linear", "linear_", "norm_modulate", "to_half"),
+    ops=(
+        "attention",
+        "codes_to_half",
+        "codes_to_int8",
+        "gelu",
+        "int8_to_half",
+        "join_sums",
+        "linear",
+        "linear_",
+        "norm_modulate",
+        "to_half",
+    ),
     specimens=_specimens,
 )

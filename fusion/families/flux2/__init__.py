@@ -93,6 +93,8 @@ FLUX = Family(
     fuse=_fuse,
     ops=(
         "attention",
+        "codes_to_half",
+        "codes_to_int8",
         "int8_to_half",
         "linear",
         "linear_",

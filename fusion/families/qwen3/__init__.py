@@ -48,6 +48,8 @@ QWEN3 = Family(
     fuse=_fuse,
     ops=(
         "attention",
+        "codes_to_half",
+        "codes_to_int8",
         "decode_attention",
         "few_rows",
         "int8_to_half",

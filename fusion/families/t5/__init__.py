@@ -87,6 +87,8 @@ T5 = Family(
     fuse=_fuse,
     ops=(
         "attention",
+        "codes_to_half",
+        "codes_to_int8",
         "int8_to_half",
         "join_sums",
         "linear",

@@ -64,6 +64,8 @@ UNET = Family(
     fuse=_fuse,
     ops=(
         "attention",
+        "codes_to_half",
+        "codes_to_int8",
         "conv",
         "gelu_mul",
         "group_norm_silu",

@@ -84,6 +84,8 @@ Z_IMAGE = Family(
     fuse=_fuse,
     ops=(
         "attention",
+        "codes_to_half",
+        "codes_to_int8",
         "gated_residual",
         "gated_residual_",
         "int8_to_half",

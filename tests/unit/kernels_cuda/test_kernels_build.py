@@ -118,6 +118,7 @@ KNOWN_SPILLS = (
     ("", "attention_64_turbo_int8_general", 892),
     ("sm_75", "attention_128_turbo", 200),
     ("sm_75", "attention_128_", 460),
+    ("sm_80", "attention_128_turbo_listed", 88),  # no rule's choice since values have 8 bits, too
     ("", "attention_", 40),
     ("", "conv_2x2_16x96_precise", 16),
     ("", "conv_3x3_16x96_precise", 32),

@@ -341,11 +341,13 @@ def test_no_name_in_that_list_is_left_over() -> None:
 
 
 def functions_of_ops() -> dict[str, set[str]]:
-    """Each op, and the public functions that call it: `conv` is what conv2d and conv3d call."""
+    """Each op, and the public functions that call it: `conv` is what conv2d and conv3d call. Some are methods of an object that
+    has the ops."""
     found: dict[str, set[str]] = {name: set() for name in OPS}
     for name in kernels_cuda.__all__:
         function = getattr(kernels_cuda, name)
-        code, names = getattr(function, "__code__", None), getattr(function, "__globals__", {})
+        code, names = getattr(function, "__code__", None), dict(getattr(function, "__globals__", {}))
+        names |= vars(function.__self__) if hasattr(function, "__self__") else {}
         for used in code.co_names if code else ():
             if isinstance(names.get(used), Op):
                 found[names[used].name].add(name)

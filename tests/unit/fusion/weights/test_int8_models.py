@@ -26,6 +26,7 @@ from fusestream.fusion.weights import integer_weights
 from fusestream.fusion.weights.lora import Added, Pair
 from fusestream.fusion.weights.storage import ConvRotInt4, Int8
 from fusestream.kernels_cuda import LEDGER, rows_to_int8
+from fusestream.kernels_cuda.registry import Op
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread")
 HALF = torch.float16
@@ -136,6 +137,23 @@ def test_a_block_that_stock_has_loaded(monkeypatch: pytest.MonkeyPatch, kind: st
     if int8_files.KINDS[kind].rotation:
         unturned(monkeypatch)
         assert distance(case.run(case.of_int8, "turbo"), precise) > 0.3
+
+
+@pytest.mark.parametrize("kind", int8_files.KINDS)
+def test_norms_write_what_products_of_integers_read(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Of a block's three. The text has no norm before its keys and values."""
+    case, ran, run = Case(kind), [], Op.run
+    monkeypatch.setattr(Op, "run", lambda op, *given: ran.append((op.name, given[0][0].dtype)) or run(op, *given))
+    case.run(case.of_int8, "turbo")
+    bits, names = int8_files.KINDS[kind].bits, [name for name, _ in ran]
+    assert names.count(f"norm_to_int{bits}") == 3 and "norm_modulate" not in names
+    assert names.count(f"rows_to_int{bits}") == 1
+    products = [dtype for name, dtype in ran if name.removesuffix("_") == f"linear_int{bits}"]
+    # q, k, v; q, k, v; into the feed-forward. Both o and the way out round what no norm has written.
+    assert products.count(torch.int8) == 7 and products.count(HALF) == 3
+    ran.clear()
+    case.run(case.of_int8, "precise")
+    assert [name for name, _ in ran].count("norm_modulate") == 3
 
 
 @pytest.mark.parametrize("precision", ["precise", "turbo"])
