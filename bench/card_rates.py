@@ -96,7 +96,8 @@ ASSUMED = (
     "RTX 5060: the shares of Ampere and Ada. Its own machine code (sm_120), read with Ada's numbers, is within 3 % of them in "
     "products and in attention (`bench/turing`, *RTX 50*); no figure was found to hold that against",
     "*turbo* multiplies in INT8, every product of the blocks, by the same model of `linear_int8`; rounding what they read is a "
-    "pass of its own, 3 bytes for each element. Its file is an INT8 one: weights of FP16 are twice as many bytes on the bus, and "
+    "pass of its own, 3 bytes for each element, but behind norms, which write bytes; of queries, keys and values 13 bytes. Its "
+    "file is an INT8 one: weights of FP16 are twice as many bytes on the bus, and "
     "rounded anew at each use. Of U-Nets there is none: their weights are FP16, and rounded where a product has 1024 rows or more",
     f"*turbo*, {VISITED:.0%}: a step in which FuseStream Sparse Attention visits that share of the key blocks of self attention, "
     f"by the kernels that read lists; {1 / BLOCK:.1%} of a block's work for each one left out, routing free. The first steps of a "

@@ -27,8 +27,10 @@ def wan(size: Sizes, tokens: int) -> Load:
         "gate": 2 * x,
         "add": x,
         "gelu": hidden,
-        # The input of q, k and v, of both o, of the cross attention's q and of the feed-forward; the hidden values are another.
-        "round": 5 * x + hidden,
+        # The input of both o, and the hidden values. That of q, k and v, of the cross attention's q and of the feed-forward
+        # comes from norms.
+        "round": 2 * x + hidden,
+        "rounded norm": 3 * x,
         "round heads": x,
     }
     held = ACTIVATIONS * tokens * size.dim * HALF
@@ -94,7 +96,8 @@ def _flux(cost: Cost, dim: int, double: int, single: int, streams: tuple[int, in
         "gate": of_two,
         activation: hidden,
         "layout": single * float(tokens * (dim + ffn)),  # of a single block stock puts both halves together
-        "round": of_two + x + hidden,
+        "round": x + hidden,
+        "rounded norm": of_two,
         "round heads": x,
     }
     held = HALF * tokens * (ACTIVATIONS * dim + ffn)
@@ -140,7 +143,8 @@ def z_image(size: ZImage, pixels: int) -> Load:
         "rope": x,
         "gate": 2 * x,
         "swiglu": hidden,
-        "round": 3 * x + hidden,
+        "round": x + hidden,
+        "rounded norm": 2 * x,
         "round heads": x,
     }
     held = HALF * (picture + size.tokens) * size.dim * (ACTIVATIONS + 2)

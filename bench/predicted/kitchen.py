@@ -134,7 +134,7 @@ def computed(
         **stock,
         **{name: min(stock[name], ours[name]) for name in ("modulate", "rope")},
         **{name: min(stock[name], gated) for name in ("gate", "add", "add in product")},
-        **dict.fromkeys(("round", "round heads"), 0.0),
+        **dict.fromkeys(("round", "rounded norm", "round heads"), 0.0),
         "rounded": 1.0,
     }
     products, memory = load.products / seconds, card.memory * REACHED

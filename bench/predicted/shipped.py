@@ -20,7 +20,9 @@ from .passes import Side, kernels_row, pass_bytes
 from .speeds import HEAD, model_of
 
 # How often a block makes each of its passes, by the elements of x and of the hidden values.
-WIDTH = {"modulate": 2, "norm": 1, "rope": 1, "query norm": 1, "gate": 2, "add": 1, "round": 5, "round heads": 1}
+WIDTH = {
+    "modulate": 2, "norm": 1, "rope": 1, "query norm": 1, "gate": 2, "add": 1, "round": 2, "rounded norm": 3, "round heads": 1,
+}  # fmt: skip
 HIDDEN = {"gelu": 1, "round": 1}
 CAPABILITIES = (("7.5", True), ("8.6", False), ("8.9", False))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -341,16 +342,21 @@ def test_no_name_in_that_list_is_left_over() -> None:
 
 
 def functions_of_ops() -> dict[str, set[str]]:
-    """Each op, and the public functions that call it: `conv` is what conv2d and conv3d call. Some are methods of an object that
-    has the ops."""
+    """Each op, and the public functions that call it: `conv` is what conv2d and conv3d call. Where that is a method, the object
+    that has it, too."""
     found: dict[str, set[str]] = {name: set() for name in OPS}
+    holders: dict[int, set[str]] = {}  # names of objects that have ops, by which others may ask for them
+    for module in [module for path, module in sys.modules.items() if path.startswith(f"{kernels_cuda.__name__}.ops.")]:
+        for name, value in vars(module).items():
+            holders.setdefault(id(value), set()).add(name)
     for name in kernels_cuda.__all__:
         function = getattr(kernels_cuda, name)
         code, names = getattr(function, "__code__", None), dict(getattr(function, "__globals__", {}))
-        names |= vars(function.__self__) if hasattr(function, "__self__") else {}
+        own = getattr(function, "__self__", None)
+        names |= {} if own is None else vars(own)
         for used in code.co_names if code else ():
             if isinstance(names.get(used), Op):
-                found[names[used].name].add(name)
+                found[names[used].name] |= {name, *(() if own is None else holders[id(own)])}
     return found
 
 
