@@ -39,8 +39,8 @@ UNUSED: tuple[tuple[str, Callable[[ModuleType], bool], str], ...] = (
     ),
     (
         "comfy.quant_ops",
-        lambda module: "asym_w4a8_int8" in getattr(module, "QUANT_ALGOS", {}),
-        "4-bit products (asym_w4a8_int8, awq_w4a16 and their like): ComfyUI computes layers that are stored so",
+        lambda module: "awq_w4a16" in getattr(module, "QUANT_ALGOS", {}),
+        "4-bit products (awq_w4a16 and its like): ComfyUI computes layers that are stored so",
     ),
 )
 

@@ -243,6 +243,18 @@ def test_grouped_codes_are_rows_of_8_bits(monkeypatch: pytest.MonkeyPatch) -> No
     assert near(found.wide(POLICY), weight.dequantize().double())
 
 
+def test_grouped_codes_of_stocks_own_library() -> None:
+    """Where the installed comfy-kitchen has the layout: weights that it rounds itself, of 4 and 6 bits."""
+    try:
+        comfy.quant_ops.get_layout_class(storage.GROUPED_LAYOUT)
+    except KeyError:
+        pytest.skip("this comfy-kitchen has no weights with scales for groups")
+    for bits, group in ((4, 16), (4, 64), (6, 16)):
+        asked = {"bits": bits, "group_size": group, "convrot_groupsize": 64}
+        weight = QuantizedTensor.from_float(numbers(), storage.GROUPED_LAYOUT, **asked)
+        assert storage_of(weight).is_of_integers and near(storage_of(weight).matrix(POLICY), wide(weight))
+
+
 def test_groups_with_an_offset_are_comfyuis(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage, "QuantizedTensor", OfAnotherLayout)
     weight = grouped(correction=torch.zeros(K // 16, N))
