@@ -72,7 +72,7 @@ def sentences(found: Sequence[Prediction]) -> Sequence[str]:
             if where[tier]:
                 by_place[where[tier]].append(name)
         said = [f"{_listed(names)} in {place}" for place, names in by_place.items()]
-        lines.append(f"With {file}: faster than {_listed(said) or 'none'}.")
+        lines.append(f"With {file}: faster than {'; '.join(said) or 'none'}.")
     return lines
 
 
@@ -84,12 +84,9 @@ def _where(told: Ratios, peer: Who, tier: Who, generations: Sequence[str]) -> st
     }
     if all(len(there) == len(generations) for there in by_kind.values()):
         return "everything"
-    said = [
-        works if len(there) == len(generations) else f"{works} on {_cards(there)}"
-        for works, there in by_kind.items()
-        if there
-    ]
-    return ", ".join(said)
+    everywhere = [works for works, there in by_kind.items() if len(there) == len(generations)]
+    on_some = [f"{works} on {_cards(there)}" for works, there in by_kind.items() if 0 < len(there) < len(generations)]
+    return " and in ".join((*everywhere, *on_some))
 
 
 def _cards(generations: Sequence[str]) -> str:

@@ -120,7 +120,7 @@ def test_where_the_newest_comfyui_is_faster_is_said_from_the_figures() -> None:
     ]
     as_installed, attention, w4a4 = faster.sentences(some)
     assert as_installed.startswith("With an INT8 file, as installed: faster than ")
-    assert "*Exact* and *Balanced* in videos, pictures on RTX 20 and 30" in as_installed
+    assert "*Exact* and *Balanced* in videos and in pictures on RTX 20 and 30" in as_installed
     assert "*auto* and *Fastest* in pictures on RTX 20 and 30" in as_installed
     assert attention.endswith("switched on: faster than none.")
     assert w4a4.endswith("faster than *auto*, *Exact*, *Balanced* and *Fastest* in pictures on RTX 20.")
