@@ -16,6 +16,7 @@ from typing import Any, cast
 from torch import Tensor
 
 from ...kernels_cuda import (
+    IntegerMatrix,
     KernelPolicy,
     RoundedRows,
     linear,
@@ -122,7 +123,7 @@ def product_in_parts(x: Input, operation: Any, policy: KernelPolicy, parts: Sequ
         for piece in parts_of(batch, tokens, most_rows(widest, CHUNK_BYTES)):
             given = part_of(made, piece)
             if isinstance(own, IntegerWeights) and isinstance(given, Tensor):
-                given = rows_for(given, own.matrix, policy=policy)
+                given = _rows(given, own.matrix, policy)
             first = 0
             for part in parts:
                 last = first + part.rows
@@ -138,7 +139,7 @@ def _given(x: Input, own: Weights | IntegerWeights, policy: KernelPolicy) -> Ten
     """x as one product takes it: what a norm has not made yet is made now."""
     if isinstance(x, Tensor):
         return x
-    return x.rounded(own.matrix, policy) if isinstance(own, IntegerWeights) else x.halves(policy)
+    return _rows(x, own.matrix, policy) if isinstance(own, IntegerWeights) else x.halves(policy)
 
 
 def _like(x: Input) -> Tensor:
@@ -165,9 +166,12 @@ def _in_integers(x: Input, parts: Sequence[IntegerWeights], policy: KernelPolicy
 def _rounded(x: Input, parts: Sequence[IntegerWeights], policy: KernelPolicy) -> dict[tuple[int, int], RoundedRows]:
     """x rounded for all parts, by `_rounding`."""
     matrices = {_rounding(part): part.matrix for part in parts}
-    if isinstance(x, Normed):
-        return {rounding: x.rounded(matrix, policy) for rounding, matrix in matrices.items()}
-    return {rounding: rows_for(x, matrix, policy=policy) for rounding, matrix in matrices.items()}
+    return {rounding: _rows(x, matrix, policy) for rounding, matrix in matrices.items()}
+
+
+def _rows(x: Input, weight: IntegerMatrix, policy: KernelPolicy) -> RoundedRows:
+    """x rounded for a weight, by its norm if that has not run."""
+    return x.rounded(weight, policy) if isinstance(x, Normed) else rows_for(x, weight, policy=policy)
 
 
 def _rounding(part: IntegerWeights) -> tuple[int, int]:

@@ -138,8 +138,7 @@ class IntegerProduct:
         )
         p, isa = o.plain, card.isa_class(self.unit)
         unpacks = o.rounding.in_byte > 1 and not has_int4(card.capability)
-        best = self.best_cut(p.m, p.n, card.multiprocessors, isa, paired=p.paired, unpacks=unpacks)
-        chosen = tactic or Tactic(best)
+        chosen = tactic or Tactic(self.best_cut(p.m, p.n, card.multiprocessors, isa, paired=p.paired, unpacks=unpacks))
         kernel = card.kernel(self.unit, self.kernel_name(chosen.cut, paired=p.paired))
         threads, shared_bytes = kernel.cut
         return kernel.prepare(

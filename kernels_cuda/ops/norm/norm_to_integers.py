@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from ctypes import c_int
 from dataclasses import replace
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,12 +19,11 @@ from ...plans import plan_of
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
 from ..quant.integer_rows import IntegerRows, row_obstacles
-from ..quant.rotation import check_rotation
 from ..quant.rows_to_int4 import INT4_ROWS, Int4Rows
 from ..quant.rows_to_int8 import INT8_ROWS, Int8Rows
 from ..views.rows import row_classes
 from . import norm_modulate as norm
-from .norm_modulate import OF_ROWS, TYPES, Kind, Maybe, Operands, Tactic
+from .norm_modulate import OF_ROWS, TYPES, Kind, Operands, Tactic
 
 Rows = TypeVar("Rows", Int8Rows, Int4Rows)
 
@@ -85,34 +84,17 @@ class NormToIntegers(Generic[Rows]):
 
     # ----------------------------------------------------------------------------------------------------- the maths
 
-    def reference(
-        self,
-        x: Tensor,
-        scale: Maybe,
-        shift: Maybe,
-        weight: Maybe,
-        bias: Maybe,
-        eps: float,
-        kind: str,
-        rotation: int,
-    ) -> tuple[Tensor, Tensor]:
+    def reference(self, x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
         """The oracle, in fp32 or, for float64 inputs, in float64."""
-        wide = torch.promote_types(x.dtype, torch.float32)
-        return self.rounding.reference(norm.reference(x, scale, shift, weight, bias, eps, kind, wide), rotation)
+        *given, rotation = rest
+        given.append(torch.promote_types(x.dtype, torch.float32))
+        return self.rounding.reference(norm.reference(x, *given), rotation)
 
-    def stock(
-        self,
-        x: Tensor,
-        scale: Maybe,
-        shift: Maybe,
-        weight: Maybe,
-        bias: Maybe,
-        eps: float,
-        kind: str,
-        rotation: int,
-    ) -> tuple[Tensor, Tensor]:
+    def stock(self, x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
         """What stock runs: the norm, and then rounding."""
-        return self.rounding.stock(norm.stock(x, scale, shift, weight, bias, eps, kind, torch.float16), rotation)
+        *given, rotation = rest
+        given.append(torch.float16)
+        return self.rounding.stock(norm.stock(x, *given), rotation)
 
     def beside(self, call: Call) -> int:
         """Bytes that stock's way takes on the way: halves, and the fp32 numbers that they are over a row's largest."""
@@ -126,9 +108,7 @@ class NormToIntegers(Generic[Rows]):
     def validate(self, call: Call) -> None:
         """Shapes that no implementation could serve."""
         norm.validate(call)
-        rotation = call.options[2]
-        self.rounding.validate(replace(call, options=(rotation,)))
-        check_rotation(rotation, call.first.shape[-1])
+        self.rounding.validate(replace(call, options=call.options[2:]))
 
     def obstacles(self, call: Call) -> Iterator[str]:
         o = Operands.of(call)
@@ -138,7 +118,7 @@ class NormToIntegers(Generic[Rows]):
     def plan(self, call: Call, card: Card, tactic: Tactic | None = None) -> Plan:
         """Fix sizes, strides, grid and kernel; what remains per call is the outputs and the pointers."""
         o, (eps, kind, rotation) = Operands.of(call), call.options
-        best = next(iter(_tactics(o)), None)
+        best = next(iter(self.ways(call)), None)
         if o.x.numel() and best is None:
             return self._in_two_passes(call, o, card)
         new_numbers = output(self.rounding.stored_shape(o.x), torch.int8, card.index)
@@ -170,13 +150,7 @@ class NormToIntegers(Generic[Rows]):
 
     def ways(self, call: Call) -> list[Tactic]:
         """What may be measured for a call: nothing where both passes are made."""
-        return _tactics(Operands.of(call))
-
-
-def _tactics(o: Operands) -> list[Tactic]:
-    if not o.x.numel() or next(norm.register_obstacles(o), None) is not None:
-        return []
-    return [tactic for tactic in norm.tactics(o.x.shape[-1]) if tactic.packs in PACKS]
+        return [tactic for tactic in norm.ways(call) if tactic.packs in PACKS]
 
 
 def _between(x: Tensor) -> Tensor:
