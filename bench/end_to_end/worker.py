@@ -114,10 +114,18 @@ def done(run: Run, paths: dict[str, str]) -> dict[str, Any]:
         if len(cards) > 1:
             result["peaks GiB"] = [card.peak for card in cards]
     result |= run.told()
-    why = run.peer.failure()
+    why = run.peer.failure() or stepped_aside(run.job)
     if why is not None and "error" not in result:
         result["error"] = why
     return result | host_memory(run.ram_before, result.get("pager", {})) | {"environment": describe()}
+
+
+def stepped_aside(job: dict[str, Any]) -> str | None:
+    """Why a result of ours is ComfyUI's: a part of ours has stepped aside."""
+    if job["who"] != "ours":
+        return None
+    aside = importlib.import_module("fusestream.fusion.compatibility.aside").stepped_aside()
+    return "; ".join(part.words for part in aside)[:300] or None
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ...checkpoints import toys
+from ...fusion.compatibility.aside import stepped_aside
 from . import errors
 from .pipeline import (
     TOGETHER,
@@ -66,6 +67,8 @@ class Fidelity:
         call = first_call(with_sparse(model, variant.sparse, dense_steps=0.0), self.work, self.words, together)
         latents = sampled(with_sparse(model, variant.sparse), self.work, said, together)
         held = model.model
+        if variant.computing.stock is None and (parts := stepped_aside()):
+            raise RuntimeError("; ".join(part.words for part in parts))
         found = {**_told(variant), "computes in": str(held.manual_cast_dtype or held.get_dtype())[6:]}
         del model, held
         forget()

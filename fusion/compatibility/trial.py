@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import comfy.ldm.modules.attention as stock_attention
+import comfy.memory_management
 import comfy.model_management
 import comfy.ops
 import comfy.utils
@@ -35,6 +36,7 @@ OURS = frozenset((POLICY, HOOK))  # names that only we look for
 UNTOLD = frozenset(("transformer_options", "_inside_attn_wrapper", "mask"))
 _one_at_a_time = threading.Lock()  # a trial changes settings of the whole process
 SUMS = "allow_fp16_accumulation"  # of torch's products
+PAGES = "aimdo_enabled"  # whether ComfyUI pages VRAM by comfy-aimdo
 Call = tuple[Any, ...]
 Way = Literal["plain", "named", "patched"]
 WORDS: Mapping[Way, str] = {
@@ -134,7 +136,8 @@ def _computed(specimen: Specimen, device: torch.device, dtype: torch.dtype) -> s
         _in_silence(),
     ):
         draw = Draw(device, dtype, comfy.ops.manual_cast, torch.Generator().manual_seed(SEED))
-        module = specimen.build(draw).to(device).eval()
+        with _with_weights():
+            module = specimen.build(draw).to(device).eval()
         draw.fill(module)
         ways = list(_ways(specimen, module))
         stocks = [Ran(specimen, module, draw, None, way) for way in ways]
@@ -161,6 +164,21 @@ def _ways(specimen: Specimen, module: nn.Module) -> Iterator[Way]:
         yield "named"
     if specimen.patches:
         yield "patched"
+
+
+@contextlib.contextmanager
+def _with_weights() -> Iterator[None]:
+    """Let stock's operations have weights from the start. Where ComfyUI pages VRAM they have none
+    until a file brings them, and a specimen has no file."""
+    memory = comfy.memory_management
+    before = getattr(memory, PAGES, None)
+    if before is not None:
+        setattr(memory, PAGES, False)
+    try:
+        yield
+    finally:
+        if before is not None:
+            setattr(memory, PAGES, before)
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from fusestream.kernels_cuda.ops.quant.rotation import GROUPS
 from fusestream.kernels_cuda.ops.quant.rows_to_int4 import INT4_ROWS
 
 PLAIN = ("none", 1.0, False, 0, torch.float32)
+SMALL = [pytest.param(*shape, marks=pytest.mark.sanitize) for shape in ((1, 8, 32), (65, 136, 160))]
 
 
 @pytest.fixture(params=list(op.CUTS), ids=lambda cut: f"{cut.rows}x{cut.columns}")
@@ -53,8 +54,7 @@ def check(got, tensors, options):
     assert ((got.double() - exact).abs() <= step + 4e-6 * (sizes + exact.abs()) + 1e-7).all()
 
 
-@pytest.mark.sanitize
-@pytest.mark.parametrize("k", [8, 72, 256, 2304, 8448, 32768])
+@pytest.mark.parametrize("k", [*(pytest.param(k, marks=pytest.mark.sanitize) for k in (8, 72, 256, 2304)), 8448, 32768])
 def test_rows_bit_for_bit(isa, k):
     x = half(2, 37, k)
     x[0, 3] *= 300
@@ -71,10 +71,7 @@ def test_rows_bit_for_bit(isa, k):
             torch.testing.assert_close(found.scales.cpu(), scales, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.sanitize
-@pytest.mark.parametrize(
-    ("m", "n", "k"), [(1, 8, 32), (65, 136, 160), (200, 264, 96), (700, 520, 3104), (1000, 136, 27648)]
-)
+@pytest.mark.parametrize(("m", "n", "k"), [*SMALL, (200, 264, 96), (700, 520, 3104), (1000, 136, 27648)])
 def test_sums_bit_for_bit(isa, cut, m, n, k):
     """The largest numbers there are among them; and as floats, rounded to the nearest."""
     x, weight = any_bytes(m, k // 2), any_bytes(n, k // 2)
@@ -94,9 +91,8 @@ def test_longest_rows(isa, cut):
     assert (with_cut(cut, (x, ones, weight, ones[:1], None, None, None), PLAIN, isa) == 64.0 * k).all()
 
 
-@pytest.mark.sanitize
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize(("m", "n", "k"), [(1, 8, 32), (65, 136, 160), (300, 264, 1536)])
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 8, 32), SMALL[1], (300, 264, 1536)])
 def test_all_that_follows_the_product(isa, cut, activation, m, n, k):
     scales = torch.rand(n, device="cuda") / 100
     tensors = apart(half(m, k)), None, apart(any_bytes(n, k // 2)), scales, half(n), half(m, n).float(), half(m, n)

@@ -16,6 +16,7 @@ from fusestream.kernels_cuda.ops.matmul.linear_operands import ACTIVATIONS
 KINDS = {"int8": linear_int8.INT8, "int4": linear_int4.INT4}
 CUTS = [(kind, cut) for kind, of in KINDS.items() for cut in of.product.cuts]
 PLAIN = ("none", 1.0, False, 0, torch.float32)
+SMALL = [pytest.param(*shape, marks=pytest.mark.sanitize) for shape in ((1, 8, 32), (65, 136, 160))]
 
 
 def in_byte_of(kind):
@@ -55,9 +56,8 @@ def check(kind, got, tensors, options):
     assert ((got.double() - exact).abs() <= step + 4e-6 * (1 + gate.abs()) * up.abs() + 1e-7).all()
 
 
-@pytest.mark.sanitize
 @pytest.mark.parametrize(("kind", "cut"), CUTS, ids=str)
-@pytest.mark.parametrize(("m", "n", "k"), [(1, 8, 32), (65, 136, 160), (700, 520, 3104)])
+@pytest.mark.parametrize(("m", "n", "k"), [*SMALL, (700, 520, 3104)])
 def test_sums_bit_for_bit(isa, kind, cut, m, n, k):
     """Sums are exact in fp32, and so their product is rounded once."""
     in_byte = in_byte_of(kind)
@@ -69,17 +69,15 @@ def test_sums_bit_for_bit(isa, kind, cut, m, n, k):
         assert torch.equal(with_cut(kind, cut, one, PLAIN, isa), want.float())
 
 
-@pytest.mark.sanitize
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize(("kind", "cut"), CUTS, ids=str)
-def test_all_that_follows_the_products(isa, kind, cut, activation):
-    in_byte = in_byte_of(kind)
-    for m, n, k in ((65, 136, 160), (300, 264, 1536)):
-        both = any_bytes(2 * n, k // in_byte)
-        tensors = (apart(half(m, k)), None, both[:n], scales_of(n), both[n:], scales_of(n))
-        for out in (torch.float16, torch.bfloat16, torch.float32):
-            options = (activation, 0.5, False, 4, out)
-            check(kind, with_cut(kind, cut, tensors, options, isa), tensors, options)
+@pytest.mark.parametrize(("m", "n", "k"), [SMALL[1], (300, 264, 1536)])
+def test_all_that_follows_the_products(isa, kind, cut, activation, m, n, k):
+    both = any_bytes(2 * n, k // in_byte_of(kind))
+    tensors = (apart(half(m, k)), None, both[:n], scales_of(n), both[n:], scales_of(n))
+    for out in (torch.float16, torch.bfloat16, torch.float32):
+        options = (activation, 0.5, False, 4, out)
+        check(kind, with_cut(kind, cut, tensors, options, isa), tensors, options)
 
 
 @pytest.mark.parametrize("kind", KINDS)

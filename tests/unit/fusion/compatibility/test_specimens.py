@@ -14,6 +14,7 @@ import comfy.ldm.modules.diffusionmodules.model as image_parts
 import comfy.ldm.wan.model as wan
 import comfy.ldm.wan.vae as wan21
 import comfy.ldm.wan.vae2_2 as wan22
+import comfy.memory_management
 import comfy.sd1_clip as encoders
 import comfy.text_encoders.qwen35 as eyes
 import pytest
@@ -279,6 +280,14 @@ def judged(specimen: Specimen) -> str | None:
 @pytest.mark.parametrize("name", SPECIMENS)
 def test_this_comfyui_is_as_known(name: str) -> None:
     assert judged(SPECIMENS[name]) is None
+
+
+@pytest.mark.parametrize("name", SPECIMENS)
+def test_and_where_it_pages_vram(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is started on a card: operations have no weights until a file brings them."""
+    monkeypatch.setattr(comfy.memory_management, "aimdo_enabled", True)
+    assert judged(SPECIMENS[name]) is None
+    assert comfy.memory_management.aimdo_enabled
 
 
 @pytest.mark.parametrize(
