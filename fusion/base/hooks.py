@@ -25,6 +25,7 @@ CARDS_WRAPPER = "fusestream_cards"  # around a sampling on several cards: patche
 CALLS_WRAPPER = "fusestream_calls"  # around each call: patcher/call_log.py
 PROGRESS = "fusestream_progress"  # around each call, for the first pass' bar: stream/progress.py
 NAMED_ATTENTION = "fusestream_named_attention"  # around each call: fused/named_attention.py
+RUNNING_WRAPPER = "fusestream_running"  # around each call: fused/operations.py
 SPARSE = "fusestream_sparse"  # around each call: sparse/schedule.py; set by the node
 BEFORE_SAMPLING = "fusestream_before_sampling"  # around a sampling: sampling/checks.py
 PACE_WRAPPER = "fusestream_pace"  # around a sampling and its steps: sampling/step_timer.py
@@ -44,6 +45,7 @@ IN_PARTS = "fusestream_in_parts"  # its parts: a property of FusedBlock; read by
 OF_TEXT = "fusestream_of_text"  # its text part: property of FusedBlock; read by stream/segments.py
 SATURATION = "fusestream_saturation"  # too large for FP16: weights/saturation.py; for the report
 PACKED = "_fusestream_packed"  # several weights as one, on the first: weights/operands.py
+RUNNING = "fusestream_running"  # the call it is in; on networks too: fused/operations.py
 UNET_RUN = "fusestream_run"  # a part's call: families/unet/run.py; cleared after it
 
 # Attributes of a network.

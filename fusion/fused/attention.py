@@ -8,7 +8,7 @@ function, with the reason in the ledger.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +26,7 @@ STOCK = "attention_pytorch"
 # Keyword arguments with a known meaning. `attn_precision` and `low_precision_attention` are
 # ignored, as attention_pytorch does, because softmax is fp32 here in any case.
 KNOWN = {"scale", "enable_gqa", "transformer_options", "low_precision_attention", "_inside_attn_wrapper"}
+TYPES = (torch.float16, torch.bfloat16)  # that `turbo` takes, because it multiplies 8-bit numbers
 OFF = "attention is switched off for this model"
 
 HAND_BACK = HandBack("attention", "the hook", "this model's attention", "serve it", "stock's function")
@@ -125,7 +126,8 @@ class AttentionOverride:
         """Why stock's function must serve, in words a user understands; None if ours may."""
         if self._mode == "off":
             return OFF
-        if (reason := wrong_tensor(call.q)) is not None:
+        types = TYPES if self.policy.attends == "turbo" else (torch.float16,)
+        if (reason := wrong_tensor(call.q, types)) is not None:
             return reason
         name = getattr(stock, "__name__", str(stock))
         if name != STOCK and self._mode != "on":
@@ -133,9 +135,10 @@ class AttentionOverride:
         return call.unknown()
 
 
-def wrong_tensor(q: Tensor) -> str | None:
-    """Why our op does not serve such queries, in words a user understands; None: it does."""
-    return wrong_type(q) if q.is_cuda else f"tensor is on the {q.device.type.upper()}"
+def wrong_tensor(q: Tensor, types: Container[torch.dtype] = (torch.float16,)) -> str | None:
+    """Why our op does not serve such queries, in words a user understands; None: it does. types:
+    those that it takes."""
+    return wrong_type(q, types) if q.is_cuda else f"tensor is on the {q.device.type.upper()}"
 
 
 def for_heads(policy: KernelPolicy, size: int) -> KernelPolicy:

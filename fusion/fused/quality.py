@@ -20,6 +20,7 @@ from ..base.policy import policy_on
 from ..stream.block_stream import BlockStream
 from ..weights.integer_weights import multiplies_bytes
 from ..weights.storage import product_bits
+from . import operations
 from .block import multiplied_by_stock
 
 FLOAT8 = ("F8_E4M3", "F8_E5M2")
@@ -65,8 +66,11 @@ def resolved(model: Any) -> AsStored | None:
 def as_stored(model: Any, policy: KernelPolicy) -> AsStored:
     """The meaning that `auto` would have, for a model of any quality."""
     stream = getattr(model.model, STREAM, None)
-    if not isinstance(stream, BlockStream) or not stream.arrivals.family:
+    if not isinstance(stream, BlockStream):
         return AsStored.STOCK
+    if not stream.arrivals.family:
+        ours = operations.serves(model.model.diffusion_model, replace(policy, precision="auto"), model.load_device)
+        return _of_integers(stream, policy, model.load_device) if ours else AsStored.STOCK
     storage, is_packed = most_of(stream)
     if is_packed:
         return AsStored.PACKED

@@ -22,7 +22,7 @@ from ..base.policy import all_off
 from ..compatibility import families as compatibility
 from ..compatibility.variants import leave_unknown
 from ..files.completeness import naming
-from ..fused import attention
+from ..fused import attention, operations
 from ..graphs import diffusion
 from ..identify.checkpoint_info import look_at
 from ..patcher import call_log, cards, conditions, vram_retry
@@ -112,6 +112,8 @@ def streamed_from(source: Checkpoint, request: LoadRequest) -> StreamingModelPat
         fused = 0 if family is None else family.fuse(net, policy)
         if family is not None and fused:
             leave_unknown(family, net)
+        else:
+            operations.fuse(net)
         layers = lay_out_layers(parts.blocks, parts.layers)
         is_ours = fused > 0 and not policy.is_off and parts.model.get_dtype_inference() is torch.float16
         stream = BlockStream(source, parts.blocks, layers, device, request.budget_bytes, keeps_texts=is_ours)
@@ -132,6 +134,7 @@ def streamed_from(source: Checkpoint, request: LoadRequest) -> StreamingModelPat
     call_log.attach(model)
     progress.attach(model)
     cards.attach(model)
+    operations.attach(model)
     attention.install(model, policy)
     checks.attach(model, request.path, family)
     step_timer.attach(model, describe)

@@ -40,11 +40,11 @@ from ...kernels_cuda.ops.matmul.integer_rule import OPS
 from .lora import Added
 from .operands import Weights, bias_of, is_here, operands
 from .patches import Applied
-from .storage import storage_of
+from .storage import product_bits, storage_of
 
 
 class IntegerWeights(NamedTuple):
-    """matrix [n, k] of integers, bias [n] fp16 or None: both on the input's device."""
+    """matrix [n, k] of integers, bias [n] of the input's type or None: both on its device."""
 
     matrix: IntegerMatrix
     bias: Tensor | None
@@ -86,6 +86,23 @@ def _in_integers(x: Tensor, module: Any, policy: KernelPolicy) -> IntegerWeights
         # A weight from another device lies in a buffer that the next one reuses.
         bias = own.bias if own.bias is None or is_here(module, x.device) else own.bias.clone()
         return IntegerWeights(IntegerMatrix(numbers, scales, rotation), bias)
+
+
+def takes_integers(x: Tensor, module: Any, policy: KernelPolicy) -> bool:
+    """Whether the product of x [..., k] and the unchanged weight of one of ComfyUI's Linears would
+    take integers. Makes nothing."""
+    if policy.int8_products == "never":
+        return False
+    weight, asks_for_more = module.weight, getattr(module, "_full_precision_mm", False)
+    is_of_integers = storage_of(weight).is_of_integers
+    return multiplies_integers(
+        x,
+        weight.shape,
+        policy,
+        rounds=not is_of_integers,
+        is_stored=is_of_integers and not asks_for_more,
+        bits=(product_bits(module) or 8) if is_of_integers else 8,
+    )
 
 
 def is_integer_but_for_loras(module: Any) -> bool:

@@ -80,6 +80,9 @@ def test_every_refusal_is_spoken():
     auto = KernelPolicy()
     assert reasons(KernelPolicy.of("off"), attention_pytorch, q) == ["attention is switched off for this model"]
     assert reasons(auto, attention_pytorch, q.bfloat16()) == ["the model computes in bfloat16, the kernels in float16"]
+    # Numbers of 8 bits are made of either type: the op is asked, and has reasons of its own.
+    asked = reasons(KernelPolicy.of(precision="turbo"), attention_pytorch, q.bfloat16())
+    assert not any("the model computes in" in reason for reason in asked)
     assert reasons(auto, attention_sage, q) == [
         "ComfyUI was started with another attention (attention_sage), and that is kept"
     ]
