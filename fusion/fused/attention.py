@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from ...kernels_cuda import KernelPolicy, attention
 from ...kernels_cuda.ops.attention.attention import HEADS
 from ..base.policy import put_on
+from ..weights.fp32_products import attention_of_fp32, narrows
 from . import named_attention
 from .block import HandBack, wrong_type
 
@@ -119,14 +121,17 @@ class AttentionOverride:
         if reason is not None:
             HAND_BACK(reason, call.q, forced=self._mode == "on", quietly=not call.q.is_cuda)
             return stock(*args, **kwargs)
-        mask = call.broadcast_mask()
-        return call.answer(attention(*call.operands(), mask, scale=call.scale, policy=self.policy))
+        attend = partial(attention, scale=call.scale, policy=self.policy)
+        if call.q.dtype is torch.float32:
+            return call.answer(attention_of_fp32(attend, *call.operands(), call.broadcast_mask()))
+        return call.answer(attend(*call.operands(), call.broadcast_mask()))
 
     def _obstacle(self, stock: Callable[..., Tensor], call: StockCall) -> str | None:
         """Why stock's function must serve, in words a user understands; None if ours may."""
         if self._mode == "off":
             return OFF
         types = TYPES if self.policy.attends == "turbo" else (torch.float16,)
+        types = (*types, torch.float32) if narrows(call.q) else types
         if (reason := wrong_tensor(call.q, types)) is not None:
             return reason
         name = getattr(stock, "__name__", str(stock))

@@ -2,7 +2,8 @@
 
 A network is made of stock's operations, whatever its blocks are. Each Linear whose weight the file
 has as integers multiplies by `linear_int8` or `linear_int4`. With `turbo` all others do, too, where x
-is long enough. Stock calls an operation with a tensor alone, so the policy waits for it in a
+is long enough. Where stock computes in FP32 because a card has no BF16, all multiply in fewer bits
+(`weights/fp32_products.py`). Stock calls an operation with a tensor alone, so the policy waits for it in a
 `Running`, which all operations of a network share, from the beginning of a call of the model to its
 end. Outside of a call, and wherever a product gains nothing or another node has its hands on the
 weight, stock's own method computes.
@@ -11,7 +12,7 @@ weight, stock's own method computes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import comfy.model_management
@@ -24,6 +25,7 @@ from ..base.hooks import RUNNING, RUNNING_WRAPPER
 from ..base.policy import policy_of
 from ..base.subclassing import mix
 from ..stream.model_call import ModelCall, wrap
+from ..weights.fp32_products import multiplies_fp32, narrows, product_of_fp32
 from ..weights.integer_weights import multiplies_bytes, takes_integers
 from ..weights.operands import is_here
 from ..weights.products import product
@@ -33,16 +35,22 @@ TYPES = (torch.float16, torch.bfloat16)  # of x
 
 
 class Running:
-    """The call that a network is in. policy: of the call; None: it is in none, or in one without a
-    policy of ours."""
+    """The call that a network is in, or the last one.
+
+    policy  of the call; None: it is in none, or in one without a policy of ours
+    ours    multiplications of the call's products by our ops
+    stocks  those by stock's
+    """
 
     def __init__(self) -> None:
         self.policy: KernelPolicy | None = None
+        self.ours = self.stocks = 0
 
     def around(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
         """One call of the model, as stock's wrappers call it."""
         call = ModelCall(executor, args, kwargs)
         before, self.policy = self.policy, policy_of(call.options)
+        self.ours = self.stocks = 0
         try:
             return call.run()
         finally:
@@ -56,24 +64,33 @@ class Multiplying:
         """[..., n] of input [..., k], by our op or by stock's method."""
         running: Running = self.__dict__[RUNNING]
         policy = running.policy
-        if policy is None or policy.is_off or args or kwargs or not _is_ours(self, input, policy):
+        if policy is None or policy.is_off:
             return super().forward(input, *args, **kwargs)  # type: ignore[misc]
+        multiplied = None if args or kwargs or type(input) is not Tensor else _way(self, input, policy)
+        if multiplied is None:
+            running.stocks += _multiplications(self, input)
+            return super().forward(input, *args, **kwargs)  # type: ignore[misc]
+        running.ours += _multiplications(self, input)
         # Stock's operations ask this; ours do not.
         comfy.model_management.throw_exception_if_processing_interrupted()
-        return product(input, self, policy)
+        return multiplied(input, self, policy)
 
 
-def _is_ours(module: Any, x: Any, policy: KernelPolicy) -> bool:
-    """Whether a product of x and a Linear's weight is of integers, by our ops."""
-    return (
-        type(x) is Tensor
-        and x.dtype in TYPES
-        and not (x.requires_grad and torch.is_grad_enabled())
-        and not (module.weight_function or module.bias_function)
-        and not getattr(module, "comfy_force_cast_weights", False)
-        and is_here(module, x.device)
-        and takes_integers(x, module, policy)
-    )
+def _multiplications(module: Any, x: Any) -> int:
+    count: int = x.numel() * module.out_features
+    return count
+
+
+def _way(module: Any, x: Tensor, policy: KernelPolicy) -> Callable[..., Tensor] | None:
+    """How our ops multiply x [..., k] and a Linear's weight; None: stock's method does."""
+    wants_gradients = x.requires_grad and torch.is_grad_enabled()
+    if wants_gradients or getattr(module, "comfy_force_cast_weights", False) or not is_here(module, x.device):
+        return None
+    if narrows(x):
+        return product_of_fp32 if policy.mode("linear") != "off" and multiplies_fp32(module) else None
+    if x.dtype not in TYPES or module.weight_function or module.bias_function:
+        return None
+    return product if takes_integers(x, module, policy) else None
 
 
 def fuse(net: nn.Module) -> int:
@@ -104,6 +121,16 @@ def attach(patcher: Any) -> None:
     running = patcher.model.diffusion_model.__dict__.get(RUNNING)
     if running is not None:
         wrap(patcher, RUNNING_WRAPPER, running.around)
+
+
+def words(net: Any) -> str:
+    """The share of the last call's products that our ops computed, in a sentence; empty: none, or the
+    network is a family's."""
+    running: Running | None = net.__dict__.get(RUNNING)
+    if running is None or not running.ours:
+        return ""
+    share = running.ours / (running.ours + running.stocks)
+    return f"{share:.0%} of the multiplications of its products were FuseStream's."
 
 
 def serves(net: Any, policy: KernelPolicy, device: Any) -> bool:

@@ -16,8 +16,9 @@ from typing import Any
 from ...kernels_cuda import KernelPolicy
 from ..base import card_rates
 from ..base.hooks import STREAM
-from ..base.policy import policy_on
+from ..base.policy import all_off, policy_on
 from ..stream.block_stream import BlockStream
+from ..weights.fp32_products import narrows_on
 from ..weights.integer_weights import multiplies_bytes
 from ..weights.storage import product_bits
 from . import operations
@@ -69,8 +70,11 @@ def as_stored(model: Any, policy: KernelPolicy) -> AsStored:
     if not isinstance(stream, BlockStream):
         return AsStored.STOCK
     if not stream.arrivals.family:
-        ours = operations.serves(model.model.diffusion_model, replace(policy, precision="auto"), model.load_device)
-        return _of_integers(stream, policy, model.load_device) if ours else AsStored.STOCK
+        net = model.model.diffusion_model
+        if operations.serves(net, replace(policy, precision="auto"), model.load_device):
+            return _of_integers(stream, policy, model.load_device)
+        narrowed = narrows_on(model.load_device, model.model.get_dtype_inference())
+        return AsStored.MADE_FP16 if narrowed and not all_off(policy, ("linear",)) else AsStored.STOCK
     storage, is_packed = most_of(stream)
     if is_packed:
         return AsStored.PACKED

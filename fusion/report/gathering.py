@@ -21,6 +21,7 @@ from ..base import other_cards
 from ..base.format import counted
 from ..base.hooks import STREAM
 from ..base.policy import policy_on
+from ..fused import operations
 from ..fused.quality import policy_words, rates_of_policy
 from ..patcher.call_log import branch_of, branches, passes_under
 from ..sampling import kernel_choices
@@ -55,9 +56,10 @@ def gather(model: Any = None) -> Report:
         report = replace(report, streams=True, state=state_of(stream))
         with noting(gaps, "streaming"):
             report = replace(report, **streaming(stream, model))
-        with noting(gaps, "saturation"):
-            told = saturation.words(model.model.diffusion_model)
-            report = replace(report, state=" ".join(filter(None, (report.state, told))))
+        with noting(gaps, "what it computed"):
+            net = model.model.diffusion_model
+            told = operations.words(net), saturation.words(net)
+            report = replace(report, state=" ".join(filter(None, (report.state, *told))))
     report = replace(report, state=" ".join(filter(None, (report.state, choosing))))
     with noting(gaps, "advice"):
         report = replace(report, advice=advise(report))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from fusestream.fusion.base.hooks import RUNNING
 from fusestream.fusion.base.policy import put_on
 from fusestream.fusion.fused import operations, quality
 from fusestream.fusion.fused.quality import AsStored
+from fusestream.fusion.report.gathering import gather
 from fusestream.kernels_cuda import LEDGER, KernelPolicy
 from fusestream.kernels_cuda.registry import Op
 
@@ -199,3 +201,49 @@ def test_auto_says_that_integers_are_multiplied(kind: str, meaning: AsStored, fo
     with checkpoints.narrow.opened(comfy):
         assert quality.resolved(in_halves.load(of_integers, AUTO, BF16)) is meaning
         assert quality.resolved(in_halves.load(of_halves, AUTO, BF16)) is AsStored.STOCK
+
+
+def test_the_report_tells_the_share_of_products_that_were_ours(folder: Path) -> None:
+    of_int8, _ = files("qwen_image", folder)
+    scene = family_scenes.inputs("qwen_image")
+    with checkpoints.narrow.opened(comfy):
+        ours, exact = (in_halves.load(of_int8, policy, BF16) for policy in (AUTO, PRECISE))
+    for model in (ours, exact):
+        sample(model, scene)
+    found = re.search(r"(\d+)% of the multiplications of its products were FuseStream's", gather(ours).state)
+    assert found and 80 < int(found[1]) < 100
+    assert "FuseStream's" not in gather(exact).state
+
+
+# ------------------------------------------------------------------------------------------------------- without BF16
+
+
+@pytest.fixture
+def without_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on an RTX 20, where stock computes a model without FP16 in FP32."""
+    monkeypatch.setattr(operations, "narrows", lambda x: x.dtype is torch.float32)
+
+
+@pytest.mark.parametrize("kind", STRANGERS)
+def test_fp32_networks_multiply_halves_nearer_than_bf16_is(kind: str, folder: Path, without_bf16: None) -> None:
+    path = checkpoints.write(kind, folder, "bf16")
+    exact, in_bf16 = (latents(kind, path, OFF, dtype) for dtype in (torch.float32, BF16))
+    with in_halves.modes() as asked:
+        ours = latents(kind, path, AUTO, torch.float32)
+    assert asked["linear"] == {"auto"} and not torch.equal(ours, exact)
+    assert distance(ours, exact) < 0.25 * distance(in_bf16, exact)
+
+
+@pytest.mark.parametrize("kind", ["qwen_image", "ltx2"])
+def test_fp32_networks_multiply_a_files_integers(kind: str, folder: Path, without_bf16: None) -> None:
+    of_int8, of_halves = files(kind, folder)
+    exact, theirs = latents(kind, of_halves, OFF, torch.float32), latents(kind, of_int8, OFF, torch.float32)
+    with in_halves.modes() as asked:
+        ours = latents(kind, of_int8, AUTO, torch.float32)
+    assert asked["linear_int8"] == {"auto"} and distance(ours, exact) <= 1.25 * distance(theirs, exact)
+
+
+def test_fp32_networks_without_kernels_are_stocks(folder: Path, without_bf16: None) -> None:
+    path = checkpoints.write("qwen_image", folder, "bf16")
+    found = latents("qwen_image", path, KernelPolicy.of(linear="off"), torch.float32)
+    assert torch.equal(found, latents("qwen_image", path, OFF, torch.float32))

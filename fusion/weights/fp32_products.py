@@ -1,0 +1,107 @@
+"""Products and values of an FP32 stream in fewer bits, on a card without BF16.
+
+30 of ComfyUI's 98 classes of models have no FP16, because what passes through them may be larger than
+65504. On an RTX 20 stock computes these in FP32, at an eighth of the speed of FP16. Here the stream
+stays FP32, and only what is multiplied is narrower:
+
+    integers  x becomes BF16, which has FP32's range, and its rows are rounded for the weight. The
+              sums leave as FP32 with the bias added
+    halves    each row of x is divided by a power of two so that it fits FP16 (`Scaled`). The sums
+              leave as FP32 and are multiplied by that power, to which FP32 adds nothing
+
+A file's BF16 or fp8 weights are exact in FP16 but for numbers below 6e-8. The error of halves is the
+rounding of x to 11 bits, where the model's own BF16 has 8.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import comfy.model_management
+import torch
+from comfy.cli_args import args
+from torch import Tensor
+
+from ...kernels_cuda import KernelPolicy, linear, multiply, obstacle
+from ...kernels_cuda.ops.views.half_range import saturated
+from .integer_weights import IntegerWeights, integer_operands, takes_integers
+from .operands import operands
+
+MULTIPLE = 8  # of which sizes of a product of halves are
+FITS = 2.0**15  # the largest number of a row that was divided
+MOST_POWERS = 113  # of two, that bring the largest FP32 number there
+
+
+class Scaled(NamedTuple):
+    """numbers * factor is x to 11 bits. numbers: fp16 of x's shape. factor: fp32 powers of two, 1
+    where x fits, with one element for all that was reduced."""
+
+    numbers: Tensor
+    factor: Tensor
+
+
+def narrows(x: Tensor) -> bool:
+    """Whether products of x may have fewer bits."""
+    return narrows_on(x.device, x.dtype)
+
+
+def narrows_on(device: Any, dtype: torch.dtype) -> bool:
+    """Whether a network computes in FP32 on a card for want of BF16, and not by the user's wish."""
+    if dtype is not torch.float32 or torch.device(device).type != "cuda":
+        return False
+    return not (args.force_fp32 or args.fp32_unet) and _is_ours_without_bf16(torch.device(device))
+
+
+@functools.cache
+def _is_ours_without_bf16(device: torch.device) -> bool:
+    return obstacle(device) is None and not comfy.model_management.should_use_bf16(device)
+
+
+def scaled(x: Tensor, dims: tuple[int, ...] = (-1,)) -> Scaled:
+    """x fp32 as halves, with a factor for each of the other dims' places."""
+    largest = x.abs().amax(dims, keepdim=True) if x.numel() else x.new_zeros(())
+    powers = torch.frexp(largest / FITS).exponent.clamp_(0, MOST_POWERS)
+    factor = torch.ldexp(torch.ones_like(largest), powers)
+    return Scaled((x / factor).half(), factor)
+
+
+def multiplies_fp32(operation: Any) -> bool:
+    """Whether our products take the sizes of one of stock's Linears."""
+    return all(size % MULTIPLE == 0 for size in (operation.in_features, operation.out_features))
+
+
+def product_of_fp32(x: Tensor, operation: Any, policy: KernelPolicy) -> Tensor:
+    """One of stock's Linears of x [..., k] fp32, as [..., n] fp32."""
+    wide = x.to(torch.bfloat16)
+    if not operation.weight_function and takes_integers(wide, operation, policy):
+        with integer_operands(wide, policy, operation) as [own]:
+            assert isinstance(own, IntegerWeights)
+            return multiply(wide, own.matrix, _bias(operation, x), out_dtype=torch.float32, policy=policy)
+    numbers, factor = scaled(x)
+    with operands(numbers, policy, operation) as [held]:
+        sums = linear(numbers, held.matrix, out_dtype=torch.float32, policy=policy)
+    bias = _bias(operation, x)
+    return sums.mul_(factor) if bias is None else torch.addcmul(bias, sums, factor)
+
+
+def attention_of_fp32(attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """attend(q, k, v, mask) of halves as FP32, for q, k, v [batch, tokens, heads, d] fp32. Queries and
+    keys that are larger than 65504 stay there, because scores of such numbers leave one key; values
+    are scaled by head. A query that a finite mask hides from all keys sees all, as they are."""
+    numbers, factor = scaled(v, (1, 3))
+    if mask is not None and mask.dtype is not torch.bool:
+        mask = torch.where(mask.isinf(), mask, saturated(mask)).half()
+    out = attend(saturated(q).half(), saturated(k).half(), numbers, mask)
+    return out.float().mul_(factor.expand(-1, -1, v.shape[2], -1).repeat_interleave(q.shape[2] // v.shape[2], 2))
+
+
+def _bias(operation: Any, x: Tensor) -> Tensor | None:
+    bias = operation._parameters.get("bias")
+    if bias is None:
+        return None
+    made: Tensor = bias.to(x.device, torch.float32)
+    for function in operation.bias_function:
+        made = function(made)
+    return made
