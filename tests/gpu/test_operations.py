@@ -1,0 +1,111 @@
+"""Models that no family knows, on the card: a file's integers by our ops, FP32 networks in halves, attention of bf16 and FP32."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gpu.support import error
+
+from fusestream import checkpoints
+from fusestream.kernels_cuda import LEDGER, KernelPolicy
+
+pytestmark = [
+    pytest.mark.usefixtures("as_comfyui_runs"),
+    pytest.mark.skipif(not os.environ.get("COMFYUI_PATH"), reason="COMFYUI_PATH names no ComfyUI"),
+]
+
+STRANGERS = ("qwen_image", "hunyuan_video_15", "sd3", "ltx2", "minimax_h3")
+OFF = KernelPolicy.of("off")
+BF16, FP32 = torch.bfloat16, torch.float32
+
+
+def policy(isa: Any, precision: Any = "auto") -> KernelPolicy:
+    return KernelPolicy.of("auto", precision=precision, isa=isa, linear_int8="on", linear_int4="on")
+
+
+def latents(kind: str, path: Path, asked: KernelPolicy, dtype: torch.dtype) -> tuple[torch.Tensor, Any]:
+    """What it paints, streamed through the smallest window, and its network's account of the last call."""
+    import comfy
+    import family_scenes
+    import in_halves
+    from scenes import sample
+
+    from fusestream.fusion.base.hooks import RUNNING
+
+    with checkpoints.narrow.opened(comfy):
+        model = in_halves.load(path, asked, dtype)
+    found = sample(model, family_scenes.inputs(kind))
+    found = found.tensors[0] if hasattr(found, "tensors") else found
+    return found.float().cpu(), model.model.diffusion_model.__dict__[RUNNING]
+
+
+def files(kind: str, folder: Path, storage: str) -> tuple[Path, Path]:
+    import int8_files
+
+    return int8_files.write(checkpoints.write(kind, folder, "fp16"), folder, storage)
+
+
+@pytest.mark.parametrize("storage", ["convrot", "convrot_w4a4"])
+@pytest.mark.parametrize("kind", STRANGERS)
+def test_integers_are_as_near_as_stocks(isa, kind, storage, folder):
+    of_integers, of_halves = files(kind, folder, storage)
+    exact, _ = latents(kind, of_halves, OFF, FP32)
+    theirs, _ = latents(kind, of_integers, OFF, BF16)
+    ours, running = latents(kind, of_integers, policy(isa), BF16)
+    assert running.ours > running.stocks
+    assert ours.isfinite().all() and error(ours, exact) <= 1.25 * error(theirs, exact)
+
+
+@pytest.fixture
+def without_bf16(monkeypatch):
+    """As on an RTX 20, where stock computes a model without FP16 in FP32."""
+    from fusestream.fusion.fused import attention, operations
+
+    for module in (attention, operations):
+        monkeypatch.setattr(module, "narrows", lambda x: x.dtype is FP32)
+
+
+@pytest.mark.parametrize("precision", ["auto", "turbo"])
+@pytest.mark.parametrize("storage", ["bf16", "convrot"])
+@pytest.mark.parametrize("kind", STRANGERS)
+def test_fp32_networks_have_halves_or_integers(isa, kind, storage, precision, folder, without_bf16):
+    """Under `turbo` a weight of halves is rounded, too, where rows are enough."""
+    if storage == "bf16":
+        path = of_halves = checkpoints.write(kind, folder, "bf16")
+    else:
+        path, of_halves = files(kind, folder, storage)
+    exact, _ = latents(kind, of_halves, OFF, FP32)
+    theirs, _ = latents(kind, path, OFF, BF16)
+    asked = KernelPolicy.of("auto", precision=precision, isa=isa)
+    ours, running = latents(kind, path, asked, FP32)
+    assert running.ours > 9 * running.stocks
+    most = 1.25 * error(theirs, exact) if storage == "convrot" else 0.5 * error(theirs, exact)
+    assert error(ours, exact) <= (most if precision == "auto" else 0.05)
+
+
+@pytest.mark.parametrize("d", [64, 128])
+def test_attention_of_fp32_and_bf16(isa, d, without_bf16):
+    """By stock's hook. FP32 as halves are, values of any size; bf16 under turbo as 8 bits are."""
+    from comfy.ldm.modules.attention import attention_pytorch
+
+    from fusestream.fusion.fused.attention import AttentionOverride
+
+    heads, tokens = 4, 1300
+    q, k, v = (torch.randn(1, tokens, heads * d, device="cuda") for _ in range(3))
+    v[..., :d] *= 1e8
+    apart = [one.view(1, tokens, heads, d).transpose(1, 2).double() for one in (q, k, v)]
+    exact = torch.nn.functional.scaled_dot_product_attention(*apart).transpose(1, 2)
+    for precision, within in (("precise", 1e-3), ("turbo", 0.03)):
+        LEDGER.clear()
+        hook = AttentionOverride(KernelPolicy.of("on", precision=precision, isa=isa))
+        found = hook(attention_pytorch, q, k, v, heads).view(1, tokens, heads, d)
+        assert found.dtype is FP32 and not LEDGER.refusals
+        assert all(error(found[:, :, head], exact[:, :, head]) < within for head in range(heads))
+    in_bf16 = [one.to(BF16) for one in (q, k, v)]
+    found = hook(attention_pytorch, *in_bf16, heads).view(1, tokens, heads, d)
+    assert found.dtype is BF16 and not LEDGER.refusals
+    assert all(error(found[:, :, head], exact[:, :, head]) < 0.03 for head in range(heads))
