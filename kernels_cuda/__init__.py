@@ -28,7 +28,7 @@ from .ops.elementwise.diffusion_step import diffusion_step
 from .ops.elementwise.gated_residual import gated_residual, gated_residual_
 from .ops.matmul.few_rows import few_rows, few_rows_serves
 from .ops.matmul.integer_linear import RoundedRows
-from .ops.matmul.integer_rule import best_rotation, multiplies_integers
+from .ops.matmul.integer_rule import best_rotation, multiplies_integers, serves_integers
 from .ops.matmul.join_sums import join_sums
 from .ops.matmul.linear import (
     linear,
@@ -154,6 +154,7 @@ __all__ = [
     "rows_of",
     "rows_to_int4",
     "rows_to_int8",
+    "serves_integers",
     "silu",
     "silu_mul",
     "silu_mul_",

@@ -122,7 +122,7 @@ class AttentionOverride:
             HAND_BACK(reason, call.q, forced=self._mode == "on", quietly=not call.q.is_cuda)
             return stock(*args, **kwargs)
         attend = partial(attention, scale=call.scale, policy=self.policy)
-        if call.q.dtype is torch.float32:
+        if narrows(call.q):
             return call.answer(attention_of_fp32(attend, *call.operands(), call.broadcast_mask()))
         return call.answer(attend(*call.operands(), call.broadcast_mask()))
 

@@ -20,13 +20,13 @@ import torch
 from comfy.ops import CastWeightBiasOp
 from torch import Tensor, nn
 
-from ...kernels_cuda import KernelPolicy
+from ...kernels_cuda import KernelPolicy, multiply
 from ..base.hooks import RUNNING, RUNNING_WRAPPER
 from ..base.policy import policy_of
 from ..base.subclassing import mix
 from ..stream.model_call import ModelCall, wrap
 from ..weights.fp32_products import multiplies_fp32, narrows, product_of_fp32
-from ..weights.integer_weights import multiplies_bytes, takes_integers
+from ..weights.integer_weights import permits_integers, rounds_for, stored_integers
 from ..weights.operands import is_here
 from ..weights.products import product
 from ..weights.storage import product_bits
@@ -90,7 +90,10 @@ def _way(module: Any, x: Tensor, policy: KernelPolicy) -> Callable[..., Tensor] 
         return product_of_fp32 if policy.mode("linear") != "off" and multiplies_fp32(module) else None
     if x.dtype not in TYPES or module.weight_function or module.bias_function:
         return None
-    return product if takes_integers(x, module, policy) else None
+    if (own := stored_integers(x, module, policy)) is not None:
+        # Whatever the card: what stock multiplies here are integers, too.
+        return lambda x, _module, policy: multiply(x, own.matrix, own.bias, policy=policy)
+    return product if rounds_for(x, module, policy) else None
 
 
 def fuse(net: nn.Module) -> int:
@@ -133,11 +136,10 @@ def words(net: Any) -> str:
     return f"{share:.0%} of the multiplications of its products were FuseStream's."
 
 
-def serves(net: Any, policy: KernelPolicy, device: Any) -> bool:
+def serves(net: Any, policy: KernelPolicy) -> bool:
     """Whether most products of such a network are of the file's integers, by our ops."""
     shares = share_by_bits(net)
-    ours = sum(share for bits, share in shares.items() if bits and multiplies_bytes(policy, device, bits))
-    return ours > 0.5
+    return sum(share for bits, share in shares.items() if bits and permits_integers(policy, bits)) > 0.5
 
 
 def share_by_bits(net: Any) -> Mapping[int, float]:

@@ -71,8 +71,8 @@ def as_stored(model: Any, policy: KernelPolicy) -> AsStored:
         return AsStored.STOCK
     if not stream.arrivals.family:
         net = model.model.diffusion_model
-        if operations.serves(net, replace(policy, precision="auto"), model.load_device):
-            return _of_integers(stream, policy, model.load_device)
+        if operations.serves(net, replace(policy, precision="auto")):
+            return _of_integers(stream, policy, "cpu")  # on any card, because stock multiplies integers, too
         narrowed = narrows_on(model.load_device, model.model.get_dtype_inference())
         return AsStored.MADE_FP16 if narrowed and not all_off(policy, ("linear",)) else AsStored.STOCK
     storage, is_packed = most_of(stream)

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from ...kernels_cuda import KernelPolicy, linear, multiply, obstacle
 from ...kernels_cuda.ops.views.half_range import saturated
-from .integer_weights import IntegerWeights, integer_operands, takes_integers
+from .integer_weights import stored_integers
 from .operands import operands
 
 MULTIPLE = 8  # of which sizes of a product of halves are
@@ -74,11 +74,9 @@ def multiplies_fp32(operation: Any) -> bool:
 
 def product_of_fp32(x: Tensor, operation: Any, policy: KernelPolicy) -> Tensor:
     """One of stock's Linears of x [..., k] fp32, as [..., n] fp32."""
-    wide = x.to(torch.bfloat16)
-    if not operation.weight_function and takes_integers(wide, operation, policy):
-        with integer_operands(wide, policy, operation) as [own]:
-            assert isinstance(own, IntegerWeights)
-            return multiply(wide, own.matrix, _bias(operation, x), out_dtype=torch.float32, policy=policy)
+    own = stored_integers(wide := x.to(torch.bfloat16), operation, policy)
+    if own is not None:
+        return multiply(wide, own.matrix, _bias(operation, x), out_dtype=torch.float32, policy=policy)
     numbers, factor = scaled(x)
     with operands(numbers, policy, operation) as [held]:
         sums = linear(numbers, held.matrix, out_dtype=torch.float32, policy=policy)

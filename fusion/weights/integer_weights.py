@@ -34,6 +34,7 @@ from ...kernels_cuda import (
     best_rotation,
     multiplies_integers,
     rows_to_int8,
+    serves_integers,
 )
 from ...kernels_cuda.binary.arch import int8_pays
 from ...kernels_cuda.ops.matmul.integer_rule import OPS
@@ -50,10 +51,15 @@ class IntegerWeights(NamedTuple):
     bias: Tensor | None
 
 
+def permits_integers(policy: KernelPolicy, bits: int) -> bool:
+    """Whether a policy lets weights of integers be multiplied as they are stored."""
+    return policy.int8_products != "never" and all(policy.mode(op) != "off" for op in OPS[bits])
+
+
 def multiplies_bytes(policy: KernelPolicy, device: Any, bits: int = 8) -> bool:
-    """Whether weights of integers are multiplied as they are stored: the policy does not forbid it, and the card is
+    """Whether weights of integers are multiplied as they are stored: the policy permits it, and the card is
     faster that way."""
-    if policy.int8_products == "never" or any(policy.mode(op) == "off" for op in OPS[bits]):
+    if not permits_integers(policy, bits):
         return False
     device = torch.device(device)
     return device.type != "cuda" or int8_pays(torch.cuda.get_device_capability(device))
@@ -88,21 +94,21 @@ def _in_integers(x: Tensor, module: Any, policy: KernelPolicy) -> IntegerWeights
         return IntegerWeights(IntegerMatrix(numbers, scales, rotation), bias)
 
 
-def takes_integers(x: Tensor, module: Any, policy: KernelPolicy) -> bool:
-    """Whether the product of x [..., k] and the unchanged weight of one of ComfyUI's Linears would
-    take integers. Makes nothing."""
-    if policy.int8_products == "never":
-        return False
-    weight, asks_for_more = module.weight, getattr(module, "_full_precision_mm", False)
-    is_of_integers = storage_of(weight).is_of_integers
-    return multiplies_integers(
-        x,
-        weight.shape,
-        policy,
-        rounds=not is_of_integers,
-        is_stored=is_of_integers and not asks_for_more,
-        bits=(product_bits(module) or 8) if is_of_integers else 8,
-    )
+def stored_integers(x: Tensor, module: Any, policy: KernelPolicy) -> IntegerWeights | None:
+    """The unchanged weight of one of ComfyUI's Linears for x [..., k], if its file has it as integers
+    that our products take, on whatever card. None: it has not, or it asks for more than integers."""
+    bits = product_bits(module)
+    if bits is None or getattr(module, "_full_precision_mm", False) or not permits_integers(policy, bits):
+        return None
+    if not serves_integers(x, module.weight.shape, bits):
+        return None
+    found = _as_stored(module, x)
+    return None if found is None else IntegerWeights(found, bias_of(module, x))
+
+
+def rounds_for(x: Tensor, module: Any, policy: KernelPolicy) -> bool:
+    """Whether a weight that is stored otherwise would be rounded for the product with x."""
+    return policy.int8_products == "always" and multiplies_integers(x, module.weight.shape, policy, rounds=True)
 
 
 def is_integer_but_for_loras(module: Any) -> bool:

@@ -47,10 +47,14 @@ def multiplies_integers(
         return False
     if policy.mode(FORCED[bits]) == "on":
         return True
-    n, k = shape
-    served = x.dtype in TYPES and n % COLUMNS == 0 and k % (BYTES * 8 // bits) == 0 and 0 < k <= min(LONGEST, WIDEST)
     enough = not rounds or x.shape[:-1].numel() >= LEAST_ROWS
-    return served and enough and (not x.is_cuda or int8_pays(_capability(x.get_device())))
+    return serves_integers(x, shape, bits) and enough and (not x.is_cuda or int8_pays(_capability(x.get_device())))
+
+
+def serves_integers(x: Tensor, shape: Sequence[int], bits: int = 8) -> bool:
+    """Whether the kernels take x [..., k] and a weight of this shape, [n, k]: their types and sizes."""
+    n, k = shape
+    return x.dtype in TYPES and n % COLUMNS == 0 and k % (BYTES * 8 // bits) == 0 and 0 < k <= min(LONGEST, WIDEST)
 
 
 def best_rotation(k: int) -> int:
