@@ -42,7 +42,7 @@ class Predicted:
 
 # Errors of one call of a model with trained weights, against FP32: `python3 dev.py bench models
 # fidelity`.
-ERRORS = "precise 0.099 %, fast 0.10 %, turbo 0.55 %, ComfyUI in FP16 0.10 %"
+ERRORS = "precise 0.099 %, fast 0.10 %, turbo 0.56 %, ComfyUI in FP16 0.10 %"
 
 # Errors of one call of the larger trained model: `python3 dev.py bench models fidelity --model
 # DIR`.

@@ -42,14 +42,15 @@ class Figures:
         return None
 
     def row(self, section: str, **wanted: str) -> Mapping[str, Any]:
-        """The first row whose columns begin so; none: an empty one."""
+        """The first row of this op whose other columns begin so; none: an empty one."""
 
         def has(results: Mapping[str, Any]) -> Mapping[str, Any] | None:
             rows: Sequence[Mapping[str, Any]] = results.get(section, {}).get("rows", [])
-            fit = (
-                row for row in rows if all(str(row.get(name, "")).startswith(value) for name, value in wanted.items())
-            )
-            return next(fit, None)
+            return next((row for row in rows if all(begins(row, *one) for one in wanted.items())), None)
+
+        def begins(row: Mapping[str, Any], name: str, value: str) -> bool:
+            found = str(row.get(name, ""))
+            return found == value if name == "op" else found.startswith(value)
 
         found: Mapping[str, Any] = self.first(has) or {}
         return found
