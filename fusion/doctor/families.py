@@ -10,4 +10,5 @@ def known() -> Iterator[str]:
 
     for family in FAMILIES:
         yield f"{family.words}: {', '.join(family.ops)}"
-    yield "every other diffusion model and text encoder streams, and ComfyUI computes it"
+    yield "every other diffusion model streams; ComfyUI runs its blocks, and integers are multiplied here"
+    yield "every other text encoder streams, and ComfyUI computes it"

@@ -89,7 +89,7 @@ def as_stored(model: Any, policy: KernelPolicy) -> AsStored:
 
 def _of_integers(stream: BlockStream, policy: KernelPolicy, device: Any) -> AsStored:
     modules: list[Any] = [paged.module for block in stream.blocks for paged in block.paged]
-    bits = {module: found for module in modules if (found := product_bits(module)) is not None}
+    bits = {module: found for module in modules if (found := product_bits(module, device)) is not None}
     counted = Counter(bits.values())
     most = counted.most_common(1)[0][0] if counted else 8
     as_stored, asks_fp16, as_fp16 = OF_INTEGERS[most]

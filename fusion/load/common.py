@@ -82,6 +82,9 @@ def let_stream(model: Any, stream: BlockStream, path: str, family: Family | None
     if family is not None and fused:
         stream.arrivals.family = family.name
     elif family is None or family.aside is None:  # otherwise that was said
-        LEDGER.say_once(f"{path} streams; no fused kernels for this family: ComfyUI computes its blocks.", logging.INFO)
+        LEDGER.say_once(
+            f"{path} streams; no fused blocks for this family: ComfyUI's run, and FuseStream multiplies what it can.",
+            logging.INFO,
+        )
     attach(model, stream)
     saving.attach()

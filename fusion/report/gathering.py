@@ -127,7 +127,7 @@ def what_it_holds(stream: BlockStream) -> str:
 
 
 def who_computes(stream: BlockStream) -> str:
-    return "" if stream.arrivals.family else "It streams; there are no fused kernels for this family: ComfyUI computes."
+    return "" if stream.arrivals.family else "It streams; there are no fused blocks for this family: ComfyUI's run."
 
 
 def title(model: Any) -> dict[str, Any]:

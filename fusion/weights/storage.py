@@ -23,6 +23,7 @@ card as well, so `products.py` decides that.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -30,6 +31,7 @@ from comfy.quant_ops import QuantizedTensor
 from torch import Tensor, nn
 
 from ...kernels_cuda import IntegerMatrix, KernelPolicy, codes_to_half, codes_to_int8, int8_to_half, to_half
+from ...kernels_cuda.binary.arch import has_int4
 from ...kernels_cuda.ops.quant.codes import untiled_codes, untiled_of_rows
 from ...kernels_cuda.ops.quant.integer_rows import unpacked
 from ...kernels_cuda.ops.quant.rotation import GROUPS
@@ -255,8 +257,8 @@ class Int8(Integers):
 
 class ConvRotInt4(Integers):
     """4-bit numbers as `convrot_w4a4` files have them, two to a byte. Where the file asks for inputs
-    of 8 bits (`linear_dtype`) they become bytes for each product, because both sides have one
-    size."""
+    of 8 bits (`linear_dtype`), or the card multiplies 8 bits as fast as 4, they become bytes for each
+    product, because both sides have one size. ComfyUI rounds inputs to as many bits."""
 
     __slots__ = ()
 
@@ -265,7 +267,7 @@ class ConvRotInt4(Integers):
 
     def multiplied(self) -> IntegerMatrix | None:
         found = self.integers()
-        if found is None or self.weight._params.linear_dtype == "int4":
+        if found is None or product_bits_of(self.weight, found.numbers.device) == 4:
             return found
         return found._replace(numbers=unpacked(found.numbers), bits=8)
 
@@ -385,11 +387,23 @@ LAYOUTS: Mapping[str, type[Quantised]] = {
 }
 
 
-def product_bits(module: Any) -> int | None:
-    """Bits of the integers that a Linear's product takes; None: its file has none."""
+def product_bits(module: Any, device: Any = None) -> int | None:
+    """Bits of the integers that a Linear's product takes on a device; None: its file has none. device:
+    the weight's, if not given."""
     bits = INTEGER_LAYOUTS.get(getattr(module, "layout_type", None) or "")
-    asked = getattr(getattr(module.weight, "_params", None), "linear_dtype", None) if bits == 4 else None
-    return 8 if asked == "int8" else bits
+    weight = module.weight
+    return product_bits_of(weight, stored(weight).device if device is None else device) if bits == 4 else bits
+
+
+def product_bits_of(weight: Any, device: Any) -> int:
+    """The same of a weight of 4 bits."""
+    asked = getattr(getattr(weight, "_params", None), "linear_dtype", None)
+    return 8 if asked == "int8" or not _multiplies_4_bits(torch.device(device)) else 4
+
+
+@cache
+def _multiplies_4_bits(device: torch.device) -> bool:
+    return device.type != "cuda" or has_int4(torch.cuda.get_device_capability(device))
 
 
 def input_width(module: Any) -> int:

@@ -73,7 +73,7 @@ def test_latents_are_stocks_and_with_kernels_as_near_as_fp16_is(
     if case.room != "stock's":
         streams_within(off.stream, case.room)
     model = ours(files.ours, room=case.room)
-    no_kernels = any("streams; no fused kernels for this family" in line for line in LEDGER.messages)
+    no_kernels = any("streams; no fused blocks for this family" in line for line in LEDGER.messages)
     assert no_kernels == (case.kind not in FUSED and case.room != "stock's")
     fused = made(model)
     if case.kind not in FUSED or case.room == "stock's":  # where the attention alone is ours
