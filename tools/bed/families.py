@@ -74,7 +74,11 @@ ON_A_CARD = {
 }
 STREAMS = {Role.DIFFUSION: "yes", Role.TEXT: "yes", Role.VAE: "no, it is small"}
 # What is fused of a file that no family knows: attention has a hook of stock's.
-UNKNOWN = {Role.DIFFUSION: "attention alone, in fp16", Role.TEXT: "no", Role.VAE: "no"}
+UNKNOWN = {
+    Role.DIFFUSION: "products of INT8 and W4A4 files; attention in fp16; all products without BF16",
+    Role.TEXT: "no",
+    Role.VAE: "no",
+}
 
 
 MOST_NAMED = 3  # README's table is no wider than a screen
