@@ -30,6 +30,7 @@ from ..weights.integer_weights import permits_integers, rounds_for, stored_integ
 from ..weights.operands import is_here
 from ..weights.products import product
 from ..weights.storage import product_bits
+from .block import multiplied_by_stock
 
 TYPES = (torch.float16, torch.bfloat16)  # of x
 
@@ -50,11 +51,14 @@ class Running:
         """One call of the model, as stock's wrappers call it."""
         call = ModelCall(executor, args, kwargs)
         before, self.policy = self.policy, policy_of(call.options)
+        counted = self.ours, self.stocks
         self.ours = self.stocks = 0
         try:
             return call.run()
         finally:
             self.policy = before
+            if not self.ours + self.stocks:  # a replayed graph
+                self.ours, self.stocks = counted
 
 
 class Multiplying:
@@ -64,7 +68,8 @@ class Multiplying:
         """[..., n] of input [..., k], by our op or by stock's method."""
         running: Running = self.__dict__[RUNNING]
         policy = running.policy
-        if policy is None or policy.is_off:
+        # torch.compile would compile again for each count.
+        if policy is None or policy.is_off or torch.compiler.is_compiling():
             return super().forward(input, *args, **kwargs)  # type: ignore[misc]
         multiplied = None if args or kwargs or type(input) is not Tensor else _way(self, input, policy)
         if multiplied is None:
@@ -93,7 +98,7 @@ def _way(module: Any, x: Tensor, policy: KernelPolicy) -> Callable[..., Tensor] 
     if (own := stored_integers(x, module, policy)) is not None:
         # Whatever the card: what stock multiplies here are integers, too.
         return lambda x, _module, policy: multiply(x, own.matrix, own.bias, policy=policy)
-    return product if rounds_for(x, module, policy) else None
+    return product if rounds_for(x, module, policy) and not multiplied_by_stock(module) else None
 
 
 def fuse(net: nn.Module) -> int:
