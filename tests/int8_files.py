@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import comfy.ops
 import torch
 from comfy.quant_ops import QuantizedTensor
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 LAYOUT, INT4_LAYOUT = "TensorWiseINT8Layout", "TensorCoreConvRotW4A4Layout"
 
@@ -98,3 +99,26 @@ def write(source: Path, folder: Path, kind: str) -> tuple[Path, Path]:
     save_file({name: tensor.contiguous() for name, tensor in halves.items()}, of_halves, metadata)
     save_file({name: tensor.contiguous() for name, tensor in stored.items()}, of_int8, metadata)
     return of_int8, of_halves
+
+
+def linear_of_file(
+    kind: Kind, n: int, k: int, dtype: torch.dtype = torch.float16, seed: int = 1, *, bias: bool = True
+) -> Any:
+    """One of stock's Linears [n, k] with a weight of this kind, as its loader makes it of a file."""
+    made = comfy.ops.mixed_precision_ops({}, dtype).Linear(k, n, bias=bias, device="cpu", dtype=dtype)
+    tensors = state_dict(quantised((drawn(n, k, seed=seed) / k**0.5).to(dtype), kind), "x")
+    tensors |= {"x.bias": drawn(n, seed=seed + 1).to(dtype)} if bias else {}
+    made.load_state_dict({name.removeprefix("x."): tensor for name, tensor in tensors.items()})
+    return made
+
+
+def linear_of_numbers(n: int, k: int, dtype: torch.dtype = torch.float16, seed: int = 1) -> Any:
+    """The same with a weight of plain numbers."""
+    made: Any = comfy.ops.manual_cast.Linear(k, n, dtype=dtype)
+    made.weight = nn.Parameter((drawn(n, k, seed=seed) / k**0.5).to(dtype), requires_grad=False)
+    made.bias = nn.Parameter(drawn(n, seed=seed + 1).to(dtype), requires_grad=False)
+    return made
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).half()

@@ -32,24 +32,15 @@ OPS: Any = comfy.ops.mixed_precision_ops({}, HALF)
 TURNED, PLAIN = int8_files.Kind(True, 64), int8_files.Kind(False)
 
 
-def half(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).half()
+half = int8_files.drawn
 
 
 def of_file(kind: int8_files.Kind, n: int = N, k: int = K, seed: int = 1, *, bias: bool = True) -> Any:
-    """Stock's Linear as its loader makes it of a file."""
-    made = OPS.Linear(k, n, bias=bias, device="cpu", dtype=HALF)
-    tensors = int8_files.state_dict(int8_files.quantised(half(n, k, seed=seed) / k**0.5, kind), "x")
-    tensors |= {"x.bias": half(n, seed=seed + 1)} if bias else {}
-    made.load_state_dict({name.removeprefix("x."): tensor for name, tensor in tensors.items()})
-    return made
+    return int8_files.linear_of_file(kind, n, k, seed=seed, bias=bias)
 
 
 def of_halves(n: int = N, seed: int = 1) -> Any:
-    made = comfy.ops.manual_cast.Linear(K, n, dtype=HALF)
-    made.weight = nn.Parameter(half(n, K, seed=seed) / K**0.5, requires_grad=False)
-    made.bias = nn.Parameter(half(n, seed=seed + 1), requires_grad=False)
-    return made
+    return int8_files.linear_of_numbers(n, K, seed=seed)
 
 
 def a_norm(batch: int = 2, tokens: int = 9) -> Normed:
