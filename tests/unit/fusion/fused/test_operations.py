@@ -247,3 +247,24 @@ def test_fp32_networks_without_kernels_are_stocks(folder: Path, without_bf16: No
     path = checkpoints.write("qwen_image", folder, "bf16")
     found = latents("qwen_image", path, KernelPolicy.of(linear="off"), torch.float32)
     assert torch.equal(found, latents("qwen_image", path, OFF, torch.float32))
+
+
+def test_patches_of_integers_are_multiplied_too(folder: Path) -> None:
+    """They are rounded into the file's integers as they arrive, as stock does; ours multiply the sum."""
+    of_int8, of_halves = files("qwen_image", folder)
+    scene, key = family_scenes.inputs("qwen_image"), "diffusion_model.transformer_blocks.0.attn.to_q.weight"
+
+    def painted(path: Path, policy: KernelPolicy, dtype: torch.dtype, size: float) -> torch.Tensor:
+        with checkpoints.narrow.opened(comfy):
+            model = in_halves.load(path, policy, dtype)
+        shape = model.model.state_dict()[key].shape
+        change = size * torch.randn(shape, generator=torch.Generator().manual_seed(5))
+        assert model.add_patches({key: ("diff", (change,))}, 1.0) == [key]
+        return sample(model, scene)
+
+    exact, without = (painted(of_halves, OFF, torch.float32, size) for size in (0.3, 0.0))
+    theirs = painted(of_int8, OFF, BF16, 0.3)
+    with in_halves.modes() as asked:
+        ours = painted(of_int8, AUTO, BF16, 0.3)
+    assert asked["linear_int8"] == {"auto"}
+    assert distance(ours, exact) <= 1.25 * distance(theirs, exact) < 0.5 * distance(without, exact)
