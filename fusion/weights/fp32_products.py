@@ -25,7 +25,7 @@ from comfy.cli_args import args
 from torch import Tensor
 
 from ...kernels_cuda import KernelPolicy, linear, multiply, obstacle
-from ...kernels_cuda.ops.views.half_range import saturated
+from ...kernels_cuda.ops.views.half_range import LARGEST
 from .integer_weights import stored_integers
 from .operands import operands
 
@@ -61,10 +61,11 @@ def _is_ours_without_bf16(device: torch.device) -> bool:
 
 def scaled(x: Tensor, dims: tuple[int, ...] = (-1,)) -> Scaled:
     """x fp32 as halves, with a factor for each of the other dims' places."""
-    largest = x.abs().amax(dims, keepdim=True) if x.numel() else x.new_zeros(())
+    largest = torch.linalg.vector_norm(x, torch.inf, dims, keepdim=True) if x.numel() else x.new_zeros(())
     powers = torch.frexp(largest / FITS).exponent.clamp_(0, MOST_POWERS)
     factor = torch.ldexp(torch.ones_like(largest), powers)
-    return Scaled((x / factor).half(), factor)
+    room = torch.empty(x.shape, dtype=torch.float16, device=x.device)  # one pass, without an FP32 copy
+    return Scaled(torch.mul(x, factor.reciprocal(), out=room), factor)
 
 
 def multiplies_fp32(operation: Any) -> bool:
@@ -90,8 +91,9 @@ def attention_of_fp32(attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Te
     are scaled by head. A query that a finite mask hides from all keys sees all, as they are."""
     numbers, factor = scaled(v, (1, 3))
     if mask is not None and mask.dtype is not torch.bool:
-        mask = torch.where(mask.isinf(), mask, saturated(mask)).half()
-    out = attend(saturated(q).half(), saturated(k).half(), numbers, mask)
+        mask = torch.where(mask.isinf(), mask, mask.clamp(-LARGEST, LARGEST)).half()
+    q16, k16 = (one.half().clamp_(-LARGEST, LARGEST) for one in (q, k))
+    out = attend(q16, k16, numbers, mask)
     return out.float().mul_(factor.expand(-1, -1, v.shape[2], -1).repeat_interleave(q.shape[2] // v.shape[2], 2))
 
 
