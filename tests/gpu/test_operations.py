@@ -87,6 +87,11 @@ def test_fp32_networks_have_halves_or_integers(isa, kind, storage, precision, fo
     assert error(ours, exact) <= (most if precision == "auto" else 0.05)
 
 
+def handed_back() -> bool:
+    """Whether the hook left a call to stock."""
+    return any(one.candidate == "the hook" for one in LEDGER.refusals)
+
+
 @pytest.mark.parametrize("d", [64, 128])
 def test_attention_of_fp32_and_bf16(isa, d, without_bf16):
     """By stock's hook. FP32 as halves are, values of any size; bf16 under turbo as 8 bits are."""
@@ -103,9 +108,9 @@ def test_attention_of_fp32_and_bf16(isa, d, without_bf16):
         LEDGER.clear()
         hook = AttentionOverride(KernelPolicy.of("on", precision=precision, isa=isa))
         found = hook(attention_pytorch, q, k, v, heads).view(1, tokens, heads, d)
-        assert found.dtype is FP32 and not LEDGER.refusals
+        assert found.dtype is FP32 and not handed_back()
         assert all(error(found[:, :, head], exact[:, :, head]) < within for head in range(heads))
     in_bf16 = [one.to(BF16) for one in (q, k, v)]
     found = hook(attention_pytorch, *in_bf16, heads).view(1, tokens, heads, d)
-    assert found.dtype is BF16 and not LEDGER.refusals
+    assert found.dtype is BF16 and not handed_back()
     assert all(error(found[:, :, head], exact[:, :, head]) < 0.03 for head in range(heads))
