@@ -109,6 +109,9 @@ def diffusion_model(
         filling.keep_packed(named)
         blocks = blocks_of("diffusion_model.", named)
         blocks, layers, _ = _filled(net, blocks, missing, source, is_known=family is not None)
+        for part in model.children():
+            if part is not net:  # as a projection of the prompt
+                filling.read_rest(part, ())
     return Skeleton(model, blocks, layers, stocks_type=stocks_type)
 
 
@@ -351,17 +354,27 @@ def _naming(source: Checkpoint) -> Iterator[None]:
 @contextlib.contextmanager
 def _dropping_bytes() -> Iterator[None]:
     """Give large parameters of networks that this thread makes meanwhile no bytes. Small parameters
-    stay as stock makes them."""
-    thread = threading.get_ident()
+    stay as stock makes them, and those of modules that a model makes beside its finished network,
+    because stock fills these at once."""
+    thread, finished = threading.get_ident(), False
+
+    def noted(_module: Any, name: str, _part: Any) -> None:
+        nonlocal finished
+        finished |= name == "diffusion_model" and threading.get_ident() == thread
 
     def dropped(_module: Any, _name: str, parameter: Any) -> Any:
-        built_here = parameter is not None and threading.get_ident() == thread
+        built_here = parameter is not None and threading.get_ident() == thread and not finished
         if not built_here or type(parameter) is not nn.Parameter or parameter.is_meta or parameter.nbytes <= KEPT:
             return None
         return nn.Parameter(torch.empty_like(parameter, device=META), requires_grad=parameter.requires_grad)
 
-    hook = torch.nn.modules.module.register_module_parameter_registration_hook(dropped)
+    modules = torch.nn.modules.module
+    hooks = (
+        modules.register_module_parameter_registration_hook(dropped),
+        modules.register_module_module_registration_hook(noted),
+    )
     try:
         yield
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()

@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import comfy.memory_management
 import comfy.utils
 import torch
 from torch import nn
@@ -33,9 +34,14 @@ HALVES = (torch.float16, torch.bfloat16)
 
 
 def types_of(net: nn.Module) -> Types:
-    """The types that a network's parameters were made with, which stock copies the file's tensors
-    into."""
-    found = {}
+    """The types that a network's parameters and buffers were made with, which stock copies the file's
+    tensors into."""
+    found = {
+        (id(part), name): made.dtype
+        for part in net.modules()
+        for name, made in part._buffers.items()
+        if made is not None
+    }
     for module in net.modules():
         for name in {"weight", "bias", *module._parameters}:
             # Some operations make their weights when they load them. They have no parameter yet,
@@ -61,6 +67,10 @@ def cast(net: nn.Module, types: Types, *, exactly: bool) -> None:
                 continue
             if exactly or not _rounds(parameter.dtype, wanted):
                 module._parameters[name] = nn.Parameter(parameter.to(wanted), requires_grad=False)
+        # As stock: where it pages VRAM its buffers are the file's tensors, else their own.
+        for name, buffer in () if comfy.memory_management.aimdo_enabled else module._buffers.items():
+            if buffer is not None and (id(module), name) in types:
+                module._buffers[name] = buffer.to(types[id(module), name])
 
 
 def is_wide(tensors: Mapping[str, torch.Tensor]) -> bool:

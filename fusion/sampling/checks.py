@@ -39,7 +39,8 @@ def _look(
     model = guider.model_patcher.model
     fault = _wrong_latents(name, family, model.latent_format, latents)
     prompts = [prompt for several in guider.conds.values() for prompt in several]
-    fault = fault or _wrong_prompts(name, family, model.diffusion_model, prompts)
+    if not hasattr(model, "cc_projection"):  # by which stock changes the width of tokens
+        fault = fault or _wrong_prompts(name, family, model.diffusion_model, prompts)
     if fault is not None:
         raise WrongFile(fault)
     if family.doubts is not None:

@@ -21,6 +21,8 @@ NORM = re.compile(r"(model\.diffusion_model\.|)double_blocks\.\d+\.img_attn\.nor
 # Names that relatives with such blocks lack: HunyuanVideo refines its text, ControlNets have no
 # last layer.
 BESIDE = ("txt_in.weight", "final_layer.linear.weight")
+# How names begin that only relatives have: HunyuanVideo, HunyuanImage and Hunyuan3D.
+RELATIVES = ("txt_in.individual_token_refiner.", "latent_in.", "cond_in.")
 LISTS = "double_blocks", "single_blocks"
 END = "txt_in.weight"
 SHARED = "single_stream_modulation.lin.weight"  # only in Flux.2
@@ -41,7 +43,10 @@ ENCODERS = {
 
 
 def _prefix(header: WeightFile) -> str | None:
-    return prefix_of(header, NORM, BESIDE)
+    prefix = prefix_of(header, NORM, BESIDE)
+    if prefix is None or any(name.startswith(tuple(prefix + one for one in RELATIVES)) for name in header.extents):
+        return None
+    return prefix
 
 
 def _is_flux(header: WeightFile) -> bool:

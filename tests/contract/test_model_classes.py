@@ -1,0 +1,148 @@
+"""Each model class that ComfyUI knows: it streams, with kernels off to the bit as stock computes, and with kernels as near.
+
+That is so of classes that no family of ours computes as well: almost all multiplications of their Linears are our ops' where the
+file has integers, and where a card has no BF16.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import comfy.sd
+import comfy.supported_models
+import comfyui_version
+import contract.model_classes as of
+import in_halves
+import pytest
+import torch
+from contract.model_classes import CASES, WITHOUT
+from scenes import distance
+from torch import Tensor
+
+from fusestream.fusion.base.hooks import RUNNING
+from fusestream.fusion.fused import operations
+from fusestream.kernels_cuda import LEDGER, KernelPolicy
+
+AUTO, OFF = KernelPolicy.of("auto", precision="auto"), KernelPolicy.of("off")
+SINGLE, BF16 = torch.float32, torch.bfloat16
+
+# Used most: these in each run, every second of the others.
+FIRST = (
+    "QwenImage", "LTXAV", "MiniMaxH3", "HunyuanVideo", "HunyuanVideo15", "HiDream", "ACEStep15", "Omnigen2", "GenmoMochi",
+    "Kandinsky5", "CosmosT2IPredict2", "Anima", "SD3", "AuraFlow", "StableAudio", "Hunyuan3Dv2", "ErnieImage", "Krea2",
+)  # fmt: skip
+PREFIXED = ("HunyuanVideo", "HunyuanImage21", "Hunyuan3Dv2")
+STRANGERS = tuple(name for name, case in CASES.items() if not case.family)
+
+
+class Found(NamedTuple):
+    """What a model made of noise, and the share of its products that was ours; None: they are a family's."""
+
+    latents: Tensor
+    share: float | None
+
+
+class Shelf:
+    """The files, and what of their models several tests ask for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.exact = functools.cache(self._exact)
+
+    def _exact(self, name: str) -> Tensor:
+        """Of the class as ComfyUI knows it, by stock's own loading, in fp32."""
+        with of.opened(name):
+            model = comfy.sd.load_diffusion_model(str(of.write(name, self.folder)))
+            assert type(model.model.model_config).__name__ == name
+            return of.once(model, name)
+
+    def ours(self, name: str, file: Path, policy: KernelPolicy, dtype: torch.dtype) -> Found:
+        with of.opened(name):
+            model = in_halves.load(file, policy, dtype)
+            latents = of.once(model, name)
+        running = model.model.diffusion_model.__dict__.get(RUNNING)
+        return Found(latents, running and running.ours / max(running.ours + running.stocks, 1))
+
+    def file(self, name: str) -> Path:
+        with of.opened(name):
+            return of.write(name, self.folder)
+
+
+@pytest.fixture(autouse=True)
+def as_comfyui_runs() -> Iterator[None]:
+    LEDGER.clear()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with torch.inference_mode():
+        yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shelf]:
+    folder = tmp_path_factory.mktemp("classes")
+    yield Shelf(folder)
+    gc.collect()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def cases(names: Sequence[str], promise: str) -> list[Any]:
+    """What our families compute `test_families` tests as well."""
+
+    def is_each_time(name: str) -> bool:
+        if name in FIRST:
+            return True
+        return promise not in ("integers", "halves") and (not CASES[name].family or bool(CASES[name].kind))
+
+    return [pytest.param(name, marks=[] if is_each_time(name) else pytest.mark.every_other, id=name) for name in names]
+
+
+@pytest.mark.skipif(comfyui_version.__version__ != "0.30.0", reason="the table is of ComfyUI 0.30.0")
+def test_no_class_is_forgotten() -> None:
+    assert not CASES.keys() & WITHOUT.keys()
+    assert CASES.keys() | WITHOUT.keys() == {kind.__name__ for kind in comfy.supported_models.models}
+    assert set(FIRST) <= CASES.keys()
+
+
+@pytest.mark.parametrize("name", cases(tuple(CASES), "to the bit"))
+def test_with_kernels_off_it_is_stocks_to_the_bit(name: str, shelf: Shelf) -> None:
+    exact, (found, share) = shelf.exact(name), shelf.ours(name, shelf.file(name), OFF, SINGLE)
+    assert exact.isfinite().all() and exact.std() > 0.01
+    assert torch.equal(found, exact)
+    assert (share is None) == CASES[name].family
+
+
+@pytest.mark.parametrize("name", cases([name for name in PREFIXED if name in CASES], "without a prefix"))
+def test_names_need_no_prefix(name: str, shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As stock names the tensors of its own network."""
+    exact = shelf.exact(name)
+    monkeypatch.setitem(CASES, name, CASES[name]._replace(prefix=""))
+    assert torch.equal(shelf.ours(name, shelf.file(name), OFF, SINGLE).latents, exact)
+
+
+@pytest.mark.parametrize("name", cases([name for name in STRANGERS if not CASES[name].alone], "integers"))
+def test_a_files_integers_are_multiplied_by_our_ops(name: str, shelf: Shelf) -> None:
+    of_int8, of_halves = of.in_integers(name, shelf.file(name), shelf.folder)
+    exact = shelf.ours(name, of_halves, OFF, SINGLE).latents
+    theirs = shelf.ours(name, of_int8, OFF, BF16).latents
+    ours, share = shelf.ours(name, of_int8, AUTO, BF16)
+    assert share is not None and share >= 0.9
+    assert distance(ours, exact) <= 1.5 * distance(theirs, exact)
+
+
+@pytest.mark.parametrize("name", cases(STRANGERS[::-1], "halves"))
+def test_without_bf16_products_in_halves_are_nearer_than_bf16_is(
+    name: str, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on an RTX 20, where stock computes a model without FP16 in FP32."""
+    exact, file = shelf.exact(name), shelf.file(name)
+    theirs = shelf.ours(name, file, OFF, BF16).latents
+    monkeypatch.setattr(operations, "narrows", lambda x: x.dtype is SINGLE)
+    ours, share = shelf.ours(name, file, AUTO, SINGLE)
+    assert share is not None and share >= 0.9
+    assert not torch.equal(ours, exact) and distance(ours, exact) <= 0.5 * distance(theirs, exact)
