@@ -72,7 +72,8 @@ def as_stored(model: Any, policy: KernelPolicy) -> AsStored:
     if not stream.arrivals.family:
         net = model.model.diffusion_model
         if operations.serves(net, replace(policy, precision="auto")):
-            return _of_integers(stream, policy, "cpu")  # on any card, because stock multiplies integers, too
+            # On any card, because stock multiplies integers, too.
+            return _of_integers(stream, policy, model.load_device, whatever_pays=True)
         narrowed = narrows_on(model.load_device, model.model.get_dtype_inference())
         return AsStored.MADE_FP16 if narrowed and not all_off(policy, ("linear",)) else AsStored.STOCK
     storage, is_packed = most_of(stream)
@@ -87,7 +88,7 @@ def as_stored(model: Any, policy: KernelPolicy) -> AsStored:
     return AsStored.FP16 if storage == "F16" else AsStored.MADE_FP16
 
 
-def _of_integers(stream: BlockStream, policy: KernelPolicy, device: Any) -> AsStored:
+def _of_integers(stream: BlockStream, policy: KernelPolicy, device: Any, *, whatever_pays: bool = False) -> AsStored:
     modules: list[Any] = [paged.module for block in stream.blocks for paged in block.paged]
     bits = {module: found for module in modules if (found := product_bits(module, device)) is not None}
     counted = Counter(bits.values())
@@ -95,7 +96,7 @@ def _of_integers(stream: BlockStream, policy: KernelPolicy, device: Any) -> AsSt
     as_stored, asks_fp16, as_fp16 = OF_INTEGERS[most]
     if all(module._full_precision_mm for module in bits):
         return asks_fp16
-    return as_stored if multiplies_bytes(replace(policy, precision="auto"), device, most) else as_fp16
+    return as_stored if whatever_pays or multiplies_bytes(replace(policy, precision="auto"), device, most) else as_fp16
 
 
 def rates_of_policy(model: Any, policy: KernelPolicy) -> str:

@@ -28,6 +28,7 @@ from ...kernels_cuda import KernelPolicy, linear, multiply, obstacle
 from ...kernels_cuda.ops.views.half_range import LARGEST
 from .integer_weights import stored_integers
 from .operands import operands
+from .storage import product_bits
 
 MULTIPLE = 8  # of which sizes of a product of halves are
 FITS = 2.0**15  # the largest number of a row that was divided
@@ -75,9 +76,10 @@ def multiplies_fp32(operation: Any) -> bool:
 
 def product_of_fp32(x: Tensor, operation: Any, policy: KernelPolicy) -> Tensor:
     """One of stock's Linears of x [..., k] fp32, as [..., n] fp32."""
-    own = stored_integers(wide := x.to(torch.bfloat16), operation, policy)
-    if own is not None:
-        return multiply(wide, own.matrix, _bias(operation, x), out_dtype=torch.float32, policy=policy)
+    if product_bits(operation) is not None:
+        wide = x.to(torch.bfloat16)
+        if (own := stored_integers(wide, operation, policy)) is not None:
+            return multiply(wide, own.matrix, _bias(operation, x), out_dtype=torch.float32, policy=policy)
     numbers, factor = scaled(x)
     with operands(numbers, policy, operation) as [held]:
         sums = linear(numbers, held.matrix, out_dtype=torch.float32, policy=policy)
