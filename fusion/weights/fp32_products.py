@@ -57,7 +57,10 @@ def narrows_on(device: Any, dtype: torch.dtype) -> bool:
 
 @functools.cache
 def _is_ours_without_bf16(device: torch.device) -> bool:
-    return obstacle(device) is None and not comfy.model_management.should_use_bf16(device)
+    """Whether our kernels run on a card that has FP16 and no BF16. GTX 16 has neither: ComfyUI computes
+    in FP32 there because FP16 is broken."""
+    stock = comfy.model_management
+    return obstacle(device) is None and stock.should_use_fp16(device) and not stock.should_use_bf16(device)
 
 
 def scaled(x: Tensor, dims: tuple[int, ...] = (-1,)) -> Scaled:

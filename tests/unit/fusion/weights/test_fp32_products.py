@@ -108,3 +108,16 @@ def test_which_networks_are_narrowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fp32_products.args, "fp32_unet", False)
     monkeypatch.setattr(fp32_products, "_is_ours_without_bf16", lambda _device: False)
     assert not narrows_on(card, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("fp16", "bf16", "ours"),
+    [(True, False, True), (False, False, False), (True, True, False)],
+    ids=["RTX 20", "GTX 16", "30"],
+)
+def test_which_cards_narrow(fp16: bool, bf16: bool, ours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    management = fp32_products.comfy.model_management
+    monkeypatch.setattr(fp32_products, "obstacle", lambda _device: None)
+    monkeypatch.setattr(management, "should_use_fp16", lambda _device: fp16)
+    monkeypatch.setattr(management, "should_use_bf16", lambda _device: bf16)
+    assert fp32_products._is_ours_without_bf16.__wrapped__(torch.device("cuda", 0)) is ours
