@@ -188,3 +188,14 @@ def pytest_configure(config: pytest.Config) -> None:
     if not config.getoption("numprocesses", None):  # who hands the tests out to workers needs neither torch nor ComfyUI
         pack.load()
         share_checkpoints(config)
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Nets this small gain nothing from a second thread, and where other work shares the cores they wait for it for minutes."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

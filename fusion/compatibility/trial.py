@@ -35,8 +35,11 @@ from .signatures import differences
 OURS = frozenset((POLICY, HOOK))  # names that only we look for
 UNTOLD = frozenset(("transformer_options", "_inside_attn_wrapper", "mask"))
 _one_at_a_time = threading.Lock()  # a trial changes settings of the whole process
-SUMS = "allow_fp16_accumulation"  # of torch's products
-PAGES = "aimdo_enabled"  # whether ComfyUI pages VRAM by comfy-aimdo
+# Whether torch's products add in fp16: that is for stock's products and not for ours.
+SUMS = "allow_fp16_accumulation"
+# Whether ComfyUI pages VRAM by comfy-aimdo: then its operations have no weights until a file brings
+# them, and a specimen has no file.
+PAGES = "aimdo_enabled"
 Call = tuple[Any, ...]
 Way = Literal["plain", "named", "patched"]
 WORDS: Mapping[Way, str] = {
@@ -132,11 +135,11 @@ def _computed(specimen: Specimen, device: torch.device, dtype: torch.dtype) -> s
         torch.autocast(device.type, enabled=False),
         # for constructors that draw
         torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
-        _full_sums(),
+        _switched_off(torch.backends.cuda.matmul, SUMS),
         _in_silence(),
     ):
         draw = Draw(device, dtype, comfy.ops.manual_cast, torch.Generator().manual_seed(SEED))
-        with _with_weights():
+        with _switched_off(comfy.memory_management, PAGES):
             module = specimen.build(draw).to(device).eval()
         draw.fill(module)
         ways = list(_ways(specimen, module))
@@ -167,33 +170,16 @@ def _ways(specimen: Specimen, module: nn.Module) -> Iterator[Way]:
 
 
 @contextlib.contextmanager
-def _with_weights() -> Iterator[None]:
-    """Let stock's operations have weights from the start. Where ComfyUI pages VRAM they have none
-    until a file brings them, and a specimen has no file."""
-    memory = comfy.memory_management
-    before = getattr(memory, PAGES, None)
+def _switched_off(owner: Any, name: str) -> Iterator[None]:
+    """Keep a switch of the process off, if it is there."""
+    before = getattr(owner, name, None)
     if before is not None:
-        setattr(memory, PAGES, False)
+        setattr(owner, name, False)
     try:
         yield
     finally:
         if before is not None:
-            setattr(memory, PAGES, before)
-
-
-@contextlib.contextmanager
-def _full_sums() -> Iterator[None]:
-    """Keep torch from adding in fp16, because that switch is for stock's products and not for
-    ours."""
-    matmul = torch.backends.cuda.matmul
-    before = getattr(matmul, SUMS, None)
-    if before is not None:
-        setattr(matmul, SUMS, False)
-    try:
-        yield
-    finally:
-        if before is not None:
-            setattr(matmul, SUMS, before)
+            setattr(owner, name, before)
 
 
 @contextlib.contextmanager

@@ -11,8 +11,7 @@ weight, stock's own method computes.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import comfy.model_management
@@ -142,17 +141,12 @@ def words(net: Any) -> str:
 
 
 def serves(net: Any, policy: KernelPolicy) -> bool:
-    """Whether most products of such a network are of the file's integers, by our ops."""
-    shares = share_by_bits(net)
-    return sum(share for bits, share in shares.items() if bits and permits_integers(policy, bits)) > 0.5
-
-
-def share_by_bits(net: Any) -> Mapping[int, float]:
-    """Of the weights of a network's Linears, the share whose products take integers of so many bits;
-    0: the file has no integers. Empty: the network is not ours."""
-    sizes: Counter[int] = Counter()
+    """Whether most weights of such a network's Linears are integers of the file that our ops multiply."""
+    ours = every = 0
     for module in net.modules():
         if RUNNING in module.__dict__ and module is not net:
-            asks_for_more = getattr(module, "_full_precision_mm", False)
-            sizes[0 if asks_for_more else product_bits(module) or 0] += module.in_features * module.out_features
-    return {bits: size / sizes.total() for bits, size in sizes.items()}
+            size, bits = module.in_features * module.out_features, product_bits(module)
+            if bits is not None and not getattr(module, "_full_precision_mm", False) and permits_integers(policy, bits):
+                ours += size
+            every += size
+    return 2 * ours > every

@@ -27,7 +27,7 @@ from torch import Tensor
 from ...kernels_cuda import KernelPolicy, linear, multiply, obstacle
 from ...kernels_cuda.ops.views.half_range import LARGEST
 from .integer_weights import stored_integers
-from .operands import operands
+from .operands import bias_of, operands
 from .storage import product_bits
 
 MULTIPLE = 8  # of which sizes of a product of halves are
@@ -82,11 +82,11 @@ def product_of_fp32(x: Tensor, operation: Any, policy: KernelPolicy) -> Tensor:
     if product_bits(operation) is not None:
         wide = x.to(torch.bfloat16)
         if (own := stored_integers(wide, operation, policy)) is not None:
-            return multiply(wide, own.matrix, _bias(operation, x), out_dtype=torch.float32, policy=policy)
+            return multiply(wide, own.matrix, bias_of(operation, x), out_dtype=torch.float32, policy=policy)
     numbers, factor = scaled(x)
     with operands(numbers, policy, operation) as [held]:
         sums = linear(numbers, held.matrix, out_dtype=torch.float32, policy=policy)
-    bias = _bias(operation, x)
+    bias = bias_of(operation, x)
     return sums.mul_(factor) if bias is None else torch.addcmul(bias, sums, factor)
 
 
@@ -100,13 +100,3 @@ def attention_of_fp32(attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Te
     q16, k16 = (one.half().clamp_(-LARGEST, LARGEST) for one in (q, k))
     out = attend(q16, k16, numbers, mask)
     return out.float().mul_(factor.expand(-1, -1, v.shape[2], -1).repeat_interleave(q.shape[2] // v.shape[2], 2))
-
-
-def _bias(operation: Any, x: Tensor) -> Tensor | None:
-    bias = operation._parameters.get("bias")
-    if bias is None:
-        return None
-    made: Tensor = bias.to(x.device, torch.float32)
-    for function in operation.bias_function:
-        made = function(made)
-    return made

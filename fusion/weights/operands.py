@@ -124,16 +124,15 @@ def _changed(module: Any, weight: Any, policy: KernelPolicy) -> Tensor:
 
 
 def bias_of(module: Any, x: Tensor) -> Tensor | None:
-    """A module's bias [n] on x's device with its functions applied, in bf16 if x is, else in fp16; None:
-    it has none."""
+    """A module's bias [n] in x's type, on its device, with the module's functions applied; None: it has
+    none."""
     bias = module._parameters.get("bias")
     if bias is None:
         return None
-    kind = torch.bfloat16 if x.dtype is torch.bfloat16 else torch.float16
-    made: Tensor = bias.to(x.device, kind)
+    made: Tensor = bias.to(x.device, x.dtype)
     for function in module.bias_function:
         made = function(made)
-    return made.to(kind)
+    return made.to(x.dtype)
 
 
 def _half_bias(bias: Tensor | None, *, copy: bool = False) -> Tensor | None:

@@ -91,13 +91,10 @@ def cases() -> list[Case]:
 
 
 @pytest.fixture(autouse=True)
-def as_comfyui_runs(one_tokenizer_of_each: None) -> Iterator[None]:
+def as_comfyui_runs(one_thread: None, one_tokenizer_of_each: None) -> Iterator[None]:
     LEDGER.clear()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     with torch.inference_mode():
         yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

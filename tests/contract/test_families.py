@@ -29,15 +29,12 @@ FEW = pytest.mark.parametrize("kind", FUSED if is_thorough() else SOME)
 
 
 @pytest.fixture(autouse=True)
-def as_comfyui_runs(one_tokenizer_of_each: None) -> Iterator[None]:
+def as_comfyui_runs(one_thread: None, one_tokenizer_of_each: None) -> Iterator[None]:
     import comfy
 
     LEDGER.clear()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     with torch.inference_mode(), narrow.opened(comfy):
         yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

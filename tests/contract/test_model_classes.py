@@ -74,13 +74,10 @@ class Shelf:
 
 
 @pytest.fixture(autouse=True)
-def as_comfyui_runs() -> Iterator[None]:
+def as_comfyui_runs(one_thread: None) -> Iterator[None]:
     LEDGER.clear()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     with torch.inference_mode():
         yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -46,12 +46,9 @@ IN_A_FILE = pytest.mark.parametrize(
 
 
 @pytest.fixture(autouse=True)
-def as_comfyui_runs() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def as_comfyui_runs(one_thread: None) -> Iterator[None]:
     with torch.inference_mode():
         yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -75,15 +75,6 @@ def scenes(studio: Studio) -> dict[str, Scene]:
         return {kind: studio.scene(kind) for kind in checkpoints.wan.SIZES}
 
 
-@pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
-    """Nets this small gain nothing from a second thread, and where other work shares the cores they wait for it for minutes."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture
 def whole_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks are taken apart where two of them do not fit, not where that only saves bytes: what these tests count are blocks."""
