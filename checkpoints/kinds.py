@@ -93,6 +93,8 @@ def _catalogue() -> dict[str, Kind]:
         kinds[name] = diffusion(name, pictures.flux, flux, narrow=name == "chroma")
     kinds["z_image"] = diffusion("z_image", pictures.z_image, pictures.Z_IMAGE, narrow=True)
     kinds["qwen_image"] = diffusion("qwen_image", pictures.qwen_image, pictures.QWEN_IMAGE, narrow=True)
+    kinds["krea2"] = diffusion("krea2", pictures.krea, pictures.KREA)
+    kinds["anima"] = diffusion("anima", pictures.anima, pictures.ANIMA, narrow=True)
     kinds["hunyuan_video_15"] = diffusion("hunyuan_video_15", video.hunyuan_video, video.HUNYUAN_VIDEO)
     for name, minimax in video.MINIMAX.items():
         kinds[name] = diffusion(name, video.minimax, minimax, MINIMAX_STORAGES)

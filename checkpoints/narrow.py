@@ -11,6 +11,7 @@ and nothing else changes:
     Z-Image         the width of 3840, and what stock derives from it: told by cap_pad_token instead
     Chroma          the guidance layer's widths of 5120 and 3072, its five layers
     Qwen-Image      24 heads, the prompt's width of 3584
+    Anima           the widths of 2048 and 5120, what stock derives from them, and its adapter
     HuMo, Animate   the layers of audio_proj; those of motion_encoder and face_encoder
     VAEs (KL)       the encoder's base width of 128
     CLIP            widths and layers of the text encoders within whole checkpoints
@@ -26,6 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -33,6 +35,7 @@ from typing import Any
 from . import text
 from .container import shapes
 from .options import CLIP_FIRST, clip_config, llama_config
+from .pictures import ANIMA_HEAD
 from .wan import HEAD
 
 Tensors = Mapping[str, Any]
@@ -53,7 +56,7 @@ def opened(comfy: Any) -> Iterator[None]:
     with _replacing() as replace:
         for change in (
             *(_read_sizes, _match_loosely, _make_parts_to_measure, _read_encoder_width, _read_qwen3),
-            *(_read_clip, _fold_qwen3_vl),
+            *(_read_clip, _fold_qwen3_vl, _make_adapter_to_measure),
         ):
             change(comfy, replace)
         yield
@@ -111,6 +114,8 @@ def sizes(tensors: Tensors, prefix: str, config: Config) -> Config:
             "num_attention_heads": tensors[f"{prefix}img_in.weight"].shape[0] // HEAD,
             "joint_attention_dim": tensors[f"{prefix}txt_norm.weight"].shape[0],
         }
+    if model == "anima":
+        return _anima_sizes(tensors, prefix)
     if model == "lumina2" and f"{prefix}cap_pad_token" in tensors:
         heads = config["dim"] // HEAD
         return {
@@ -132,6 +137,27 @@ def sizes(tensors: Tensors, prefix: str, config: Config) -> Config:
             }
         }
     return {}
+
+
+def _anima_sizes(tensors: Tensors, prefix: str) -> Config:
+    block, adapter = f"{prefix}blocks.0.", f"{prefix}llm_adapter."
+    text = tensors[f"{block}cross_attn.k_proj.weight"].shape[1]
+    rank, width = tensors[f"{block}adaln_modulation_mlp.1.weight"].shape
+    return {
+        "num_blocks": _layers(tensors, f"{prefix}blocks."),
+        "num_heads": width // HEAD,
+        "crossattn_emb_channels": text,
+        "adaln_lora_dim": rank,
+        "adapter": {
+            **dict.fromkeys(("source_dim", "target_dim", "model_dim"), text),
+            "num_heads": text // ANIMA_HEAD,
+            "num_layers": _layers(tensors, f"{adapter}blocks."),
+        },
+    }
+
+
+def _layers(tensors: Tensors, prefix: str) -> int:
+    return len({name[len(prefix) :].split(".")[0] for name in tensors if name.startswith(prefix)})
 
 
 def _match_loosely(comfy: Any, replace: Replace) -> None:
@@ -173,6 +199,18 @@ def _to_measure(stock: Callable[..., None]) -> Callable[..., None]:
                 norm.normalized_shape = made_to["face_encoder.out_proj.weight"][1:]
 
     return construct
+
+
+def _make_adapter_to_measure(comfy: Any, replace: Replace) -> None:
+    module = comfy.ldm.anima.model
+    stock = module.Anima.__init__
+
+    def construct(self: Any, *args: Any, adapter: Config | None = None, **options: Any) -> None:
+        with _replacing() as inside:
+            inside(module, "LLMAdapter", partial(module.LLMAdapter, **(adapter or {})))
+            stock(self, *args, **options)
+
+    replace(module.Anima, "__init__", construct)
 
 
 def _read_encoder_width(comfy: Any, replace: Replace) -> None:

@@ -1,5 +1,5 @@
-"""Picture models: Flux.1, Flux.2 and Chroma, Z-Image, Qwen-Image, Stable Diffusion 3.5 and the
-U-Nets of SD 1.5 and SDXL.
+"""Picture models: Flux.1, Flux.2 and Chroma, Z-Image, Qwen-Image, Krea 2, Anima, Stable Diffusion
+3.5 and the U-Nets of SD 1.5 and SDXL.
 
 Tensor names of the published files, without the prefix that whole checkpoints have. Tokens are 2x2
 latent pixels; LayerNorms without weights are not in a table, because shift, scale and gate come
@@ -190,6 +190,128 @@ def qwen_image(size: QwenImageSize) -> Table:
             },
             "norm_out.linear": linear(2 * dim, dim),
             "proj_out": linear(64, dim),
+        }
+    )
+
+
+# ----------------------------------------------------------------------------------- Krea 2 and Anima
+
+KREA_HEADS = 20  # of the prompt's own blocks; stock fixes them
+
+
+@dataclass(frozen=True)
+class KreaSize:
+    """The sizes of one transformer. text: width of the language model, of which so many layers are
+    `read`."""
+
+    dim: int = 256
+    layers: int = 3
+    text: int = KREA_HEADS * 8
+    read: int = 2
+
+
+KREA = KreaSize()
+
+
+def krea(size: KreaSize) -> Table:
+    """Prompt and pixels in one stream with gated attention, four queries to a key. What a norm's
+    `scale` holds is added to one. The modulation of all blocks is one vector, to which each adds its
+    own."""
+    dim, text = size.dim, size.text
+    heads = dim // HEAD
+    return tree(
+        {
+            "first": linear(dim, 64),
+            "tmlp.0": linear(dim, FREQUENCIES),
+            "tmlp.2": linear(dim, dim),
+            "tproj.1": linear(6 * dim, dim, MODULATION),
+            "txtfusion.(layerwise|refiner)_blocks.[2]": _krea_block(text, text, text // KREA_HEADS),
+            "txtfusion.projector": linear(1, size.read, bias=False),  # one of the layers that were read
+            "txtmlp.0.scale": normal(0.1, text),
+            "txtmlp.1": linear(dim, text),
+            "txtmlp.3": linear(dim, dim),
+            f"blocks.[{size.layers}]": {
+                **_krea_block(dim, max(heads // 4, 1) * HEAD, HEAD),
+                "mod.lin": normal(0.05, 6 * dim),
+            },
+            "last": {"norm.scale": normal(0.1, dim), "linear": linear(64, dim), "modulation.lin": normal(0.05, 2, dim)},
+        }
+    )
+
+
+def _krea_block(width: int, keys: int, head: int) -> Rows:
+    ffn = -(-(2 * width // 3 * 4) // 128) * 128
+    return {
+        "(prenorm|postnorm).scale": normal(0.1, width),
+        "attn": {
+            "(wq|gate|wo)": linear(width, width, bias=False),
+            "(wk|wv)": linear(keys, width, bias=False),
+            "qknorm.(qnorm|knorm).scale": normal(0.1, head),
+        },
+        "mlp": {"(gate|up)": linear(ffn, width, bias=False), "down": linear(width, ffn, bias=False)},
+    }
+
+
+ANIMA_HEAD = 64  # of the adapter
+T5_WORDS = 32128  # which stock fixes
+
+
+@dataclass(frozen=True)
+class AnimaSize:
+    """The sizes of one transformer. lora: rank of a block's modulation."""
+
+    dim: int = 256
+    layers: int = 3
+    text: int = 128
+    lora: int = 64
+    adapter_layers: int = 2
+
+
+ANIMA = AnimaSize()
+
+
+def anima(size: AnimaSize) -> Table:
+    """Cosmos Predict 2 without biases, and an adapter that reads a language model's states by the
+    tokens of T5.
+
+    Stock knows its sizes by the widths of 2048 and 5120; `narrow` counts them.
+    """
+    dim, text = size.dim, size.text
+    adapter: Rows = {
+        "(norm_self_attn|norm_cross_attn|norm_mlp).weight": gain(text),
+        "(self|cross)_attn.(q|k|v|o)_proj": linear(text, text, bias=False),
+        "(self|cross)_attn.(q|k)_norm.weight": gain(ANIMA_HEAD),
+        "mlp.0": linear(4 * text, text),
+        "mlp.2": linear(text, 4 * text),
+    }
+    modulation: Tree = {
+        "1": linear(size.lora, dim, bias=False),
+        "2": linear(3 * dim, size.lora, MODULATION, bias=False),
+    }
+    return tree(
+        {
+            "x_embedder.proj.1": linear(dim, 68, bias=False),  # 2x2 pixels of 16 channels and of a mask
+            "t_embedder.1.linear_1": linear(dim, dim, bias=False),
+            "t_embedder.1.linear_2": linear(3 * dim, dim, bias=False),
+            "t_embedding_norm.weight": gain(dim),
+            f"blocks.[{size.layers}]": {
+                "(self|cross)_attn.(q_proj|output_proj)": linear(dim, dim, bias=False),
+                "self_attn.(k|v)_proj": linear(dim, dim, bias=False),
+                "cross_attn.(k|v)_proj": linear(dim, text, bias=False),
+                "(self|cross)_attn.(q|k)_norm.weight": gain(HEAD),
+                "mlp.layer1": linear(4 * dim, dim, bias=False),
+                "mlp.layer2": linear(dim, 4 * dim, bias=False),
+                "adaln_modulation_(self_attn|cross_attn|mlp)": modulation,
+            },
+            "final_layer.linear": linear(64, dim, bias=False),
+            "final_layer.adaln_modulation.1": linear(size.lora, dim, bias=False),
+            "final_layer.adaln_modulation.2": linear(2 * dim, size.lora, MODULATION, bias=False),
+            "llm_adapter": {
+                "embed.weight": normal(1.0, T5_WORDS, text),
+                f"blocks.[{size.adapter_layers}]": adapter,
+                "out_proj": linear(text, text),
+                "norm.weight": gain(text),
+            },
         }
     )
 

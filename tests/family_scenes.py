@@ -33,6 +33,8 @@ PROMPTS: dict[str, tuple[int, int]] = {
     "flux2": (128, 3 * checkpoints.text.QWEN3.width),
     "z_image": (TOKENS, checkpoints.text.QWEN3.width),
     "qwen_image": (TOKENS, checkpoints.pictures.QWEN_IMAGE.text),
+    "krea2": (TOKENS, checkpoints.pictures.KREA.text * checkpoints.pictures.KREA.read),
+    "anima": (TOKENS, checkpoints.pictures.ANIMA.text),
     "hunyuan_video_15": (TOKENS, checkpoints.video.HUNYUAN_VIDEO.text),
     # Of the 1024 tokens that the model makes of it, at least a part should be the prompt.
     "ltx2": (128, checkpoints.video.LTX["ltx2"].caption),
@@ -41,9 +43,9 @@ PROMPTS: dict[str, tuple[int, int]] = {
     **{kind: (TOKENS, size.context) for kind, size in checkpoints.pictures.UNETS.items()},
 }
 LATENTS: dict[str, tuple[tuple[int, ...], ...]] = {
-    **dict.fromkeys(("flux1", "chroma", "z_image", "sd3"), ((1, 16, SIDE, SIDE),)),
+    **dict.fromkeys(("flux1", "chroma", "z_image", "krea2", "sd3"), ((1, 16, SIDE, SIDE),)),
     "flux2": ((1, 128, SIDE, SIDE),),
-    "qwen_image": ((1, 16, 1, SIDE, SIDE),),
+    **dict.fromkeys(("qwen_image", "anima"), ((1, 16, 1, SIDE, SIDE),)),
     "hunyuan_video_15": ((1, 32, FRAMES, SIDE, SIDE),),
     **dict.fromkeys(checkpoints.video.LTX, ((1, 128, FRAMES, SIDE, SIDE), (1, 8, STEPS, 16))),
     **dict.fromkeys(checkpoints.video.MINIMAX, ((1, 24, FRAMES, SIDE, SIDE), (1, 32, 2, STEPS))),
@@ -83,6 +85,10 @@ def _extras(kind: str, seed: int) -> dict[str, Any]:
     if kind == "qwen_image":
         mask[:, -3:] = 0
         return {"attention_mask": mask, "reference_latents": picture}
+    if kind == "krea2":
+        return {"reference_latents": picture}
+    if kind == "anima":
+        return {"t5xxl_ids": torch.arange(TOKENS), "t5xxl_weights": torch.linspace(0.5, 1.5, TOKENS)}
     if kind == "hunyuan_video_15":
         return {
             "pooled_output": None,

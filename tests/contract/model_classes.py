@@ -213,10 +213,6 @@ PIXEL_Z = {
     "time_scale": 1000.0, "decoder_hidden_size": 64, "decoder_num_res_blocks": 2, "decoder_max_freqs": 8,
     "decoder_in_channels": 768,
 }  # fmt: skip
-KREA = {
-    "features": 256, "tdim": 64, "txtdim": 256, "heads": 2, "kvheads": 1, "layers": 3, "txtlayers": 2, "txtheads": 2,
-    "txtkvheads": 2, "channels": 16, "patch": 2,
-}  # fmt: skip
 LENS = {
     "in_channels": 128, "out_channels": 32, "num_layers": 3, "num_attention_heads": 3, "enc_hidden_dim": 256,
     "multi_layer_encoder_feature": False, "selected_layer_index": (0,),
@@ -310,15 +306,7 @@ def _cases() -> dict[str, Case]:
         "CosmosI2V": Case(net=COSMOS_1 | {"in_channels": 17}, latents=VIDEO),
         "CosmosT2IPredict2": Case(net=COSMOS_2, latents=VIDEO),
         "CosmosI2VPredict2": Case(net=COSMOS_2 | {"in_channels": 17}, latents=VIDEO),
-        "Anima": Case(
-            net=COSMOS_2,
-            latents=((1, 16, 1, 8, 8),),
-            parts={
-                "comfy.ldm.anima.model.LLMAdapter": {"source_dim": 256, "target_dim": 256, "model_dim": 256}
-                | {"num_heads": 4, "num_layers": 1}
-            },
-            extras=lambda: {"t5xxl_ids": torch.arange(12), "t5xxl_weights": torch.ones(12)},
-        ),
+        "Anima": Case("anima"),
         "HiDream": Case(
             net=HIDREAM,
             extras=lambda: {"pooled_output": noise(7, 1, 256), "conditioning_llama3": noise(8, 1, 4, 12, 256)},
@@ -414,7 +402,7 @@ def _cases() -> dict[str, Case]:
         "MageFlow": Case(net=MAGE, latents=FLUX2, prompt=(12, 2560), also=r"^txt_in\."),
         "JoyImage": Case(net=JOY, latents=((1, 16, 1, 8, 8),)),
         "Ideogram4": Case(net=IDEOGRAM, latents=FLUX2),
-        "Krea2": Case(net=KREA, prompt=(12, 512)),
+        "Krea2": Case("krea2"),
         "Lens": Case(net=LENS, latents=FLUX2),
         "ErnieImage": Case(net=ERNIE, latents=FLUX2, prompt=(12, 192)),
         "CogVideoX_T2V": Case(net=COG, latents=VIDEO),

@@ -170,7 +170,7 @@ def stock_compute(o: IntegerOperands) -> Tensor:
     return combine(p, value).contiguous()
 
 
-FLOAT16 = 1  # what the library calls it
+CODES = {torch.float16: 1, torch.bfloat16: 2}  # what the library calls them
 EXPECTED = ("x", "weight", "weight_scale", "bias", "output_dtype_code", "convrot", "convrot_groupsize")
 
 
@@ -194,8 +194,8 @@ class KitchenLinear(OneWay):
         o = IntegerOperands.of_call(call)
         if call.device.type != "cuda":
             return f"tensor is on the {call.device.type.upper()}"
-        if o.x_scale is not None or o.plain.x.dtype is not torch.float16:
-            return "it rounds x itself, from float16"
+        if o.x_scale is not None or o.plain.x.dtype not in CODES:
+            return "it rounds x itself, from float16 or bfloat16"
         if o.plain.saturate or o.plain.scale != 1:
             return "the sums are to be scaled or saturated"
         if not o.plain.m * o.plain.n * o.plain.k:
@@ -211,7 +211,7 @@ class KitchenLinear(OneWay):
             x, _, weight, weight_scale, bias, residual, gate = tensors
             turned = (o.rotation > 0, o.rotation or GROUPS[-1])
             try:
-                value = run(x.contiguous(), weight.contiguous(), weight_scale, bias, FLOAT16, *turned)
+                value = run(x.contiguous(), weight.contiguous(), weight_scale, bias, CODES[x.dtype], *turned)
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:  # it has its own ways to say that it does not serve: that loses a measurement

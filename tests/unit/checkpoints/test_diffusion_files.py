@@ -48,6 +48,8 @@ EXPECTED = {
     "chroma": ("Chroma", "Chroma"),
     "z_image": ("ZImage", "NextDiT"),
     "qwen_image": ("QwenImage", "QwenImageTransformer2DModel"),
+    "krea2": ("Krea2", "SingleStreamDiT"),
+    "anima": ("Anima", "Anima"),
     "sd3": ("SD3", "OpenAISignatureMMDITWrapper"),
     **dict.fromkeys(("sd15", "sd15_wide"), ("SD15", "UNetModel")),
     "sdxl": ("SDXL", "UNetModel"),

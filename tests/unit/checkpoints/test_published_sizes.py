@@ -29,12 +29,16 @@ import torch
 
 from fusestream.checkpoints import narrow, text, vaes, video, wan
 from fusestream.checkpoints.pictures import (
+    AnimaSize,
     FluxSize,
+    KreaSize,
     QwenImageSize,
     Sd3Size,
     UnetSize,
     ZImageSize,
+    anima,
     flux,
+    krea,
     qwen_image,
     sd3,
     unet,
@@ -87,6 +91,8 @@ DIFFUSION: dict[str, tuple[Table, Any]] = {
     "Chroma1-HD": (flux(FluxSize(3072, 19, 38, text=4096, guidance_layer=5120)), None),
     "Z-Image-Turbo": (z_image(ZImageSize(3840, 30, 2560)), None),
     "Qwen-Image": (qwen_image(QwenImageSize(3072, 60, 3584)), None),
+    "Krea-2": (krea(KreaSize(6144, 28, 2560, 12)), None),
+    "Anima": (anima(AnimaSize(2048, 28, 1024, 256, 6)), None),
     "SD3.5-medium": (sd3(Sd3Size(layers=24, twice=13, text=4096, places=384)), None),
     "SD3.5-large": (sd3(Sd3Size(layers=38, twice=0, text=4096, places=192)), None),
     "SD1.5": (unet(UnetSize(320, (1, 2, 4, 4), (1, 1, 1, 0), residuals=2, middle=1, context=768)), None),

@@ -154,17 +154,20 @@ def test_what_stocks_library_is_asked(monkeypatch):
     monkeypatch.setattr(Call, "device", property(lambda _: torch.device("cuda", 0)))
     rival = KitchenLinear()
     assert rival.refuse(call()) is None and rival.refuse(call(gate=halves(16))) is None
+    assert rival.refuse(call(x=halves(4, 32).bfloat16())) is None
     assert "rounds x itself" in (rival.refuse(call(x=whole(4, 32))) or "")
     assert "scaled or saturated" in (rival.refuse(call(options=("none", 0.5, False, 0, None))) or "")
     assert "nothing to compute" in (rival.refuse(call(x=halves(0, 32))) or "")
     assert [c.name for c in op.INT8.op.candidates] == ["cuda", "stock", "comfy-kitchen"]  # `off` takes stock
-    x, weight, bias, stream = torch.randn(4, 256).half(), whole(16, 256), torch.randn(16).half(), torch.randn(4, 16)
-    for options in (("gelu_tanh", 1.0, False, 0, None), ("none", 1.0, False, 64, torch.float16)):
-        asked = call(x, weight, torch.tensor(0.01), bias, stream, bias, options=options)
-        got = rival.prepare(asked)(*asked.tensors)
-        want = op.INT8.op.reference(*asked.tensors, *options)
-        assert got.dtype is want.dtype
-        assert (got - want).double().norm() / want.double().norm() < 0.01
+    weight, stream = whole(16, 256), torch.randn(4, 16)
+    for dtype in (torch.float16, torch.bfloat16):
+        x, bias = torch.randn(4, 256).to(dtype), torch.randn(16).to(dtype)
+        for options in (("gelu_tanh", 1.0, False, 0, None), ("none", 1.0, False, 64, dtype)):
+            asked = call(x, weight, torch.tensor(0.01), bias, stream, bias, options=options)
+            got = rival.prepare(asked)(*asked.tensors)
+            want = op.INT8.op.reference(*asked.tensors, *options)
+            assert got.dtype is want.dtype
+            assert (got - want).double().norm() / want.double().norm() < 0.01
 
 
 def test_without_stocks_library(monkeypatch):
