@@ -21,13 +21,14 @@ KERNELS, PAGER = ("gpu", "kernels_cuda"), ("gpu", "memory")
 MODELS = ("gpu", "kernels_cuda", "memory", "fusion")
 FAMILIES = "fusion/families"
 NETWORKS = "fusion/networks"  # no diffusion models: those know nothing of them
-# The family of each of the bench's models: of the others' sources it knows nothing. Qwen-Image only streams, and has none.
+# The family of each of the bench's models: of the others' sources it knows nothing. Some models have none.
 FAMILY = {
     "wan13": "wan", "wan14": "wan", "vae": "wan", "vae22": "wan", "t5": "t5", "qwen3": "qwen3", "klein4": "flux2",
     "klein9": "flux2",
-    "z_image": "z_image", "qwen_image": "", "sd15": "unet", "sdxl": "unet",
+    "z_image": "z_image", "sd15": "unet", "sdxl": "unet",
     "flux2_vae": "image_vae", "flux_vae": "image_vae",
     "vl2": "qwen3_vl", "vl4": "qwen3_vl",
+    **dict.fromkeys(("qwen_image", "hunyuan_video_15", "ltx23", "minimax_h3", "krea2", "anima"), ""),
 }  # fmt: skip
 ALSO = {"live": {"image_vae"}}  # by the work: TAESD's or the VAE's, which is no model of the row's
 

@@ -18,6 +18,7 @@ from ..predicted.unets import unet
 from . import pictures
 from .row_types import WINDOWS_BUS, Row
 from .storages import stored
+from .without_family import NETWORKS
 
 PATCH = 2  # latent pixels of a side per token
 MULTIPLIERS = (1, 2, 4, 4)
@@ -195,6 +196,9 @@ def cost_of(row: Row) -> Cost:
         return written_token(WRITERS[row.model])
     if row.work == "see":
         return seen_picture(WRITERS[row.model], row.height, row.width)
+    if row.model in NETWORKS:
+        _, *frames, height, width = row.latent_shape
+        return NETWORKS[row.model].forward(math.prod(frames), height, width)
     if row.is_picture:
         return picture_cost(row)
     if row.work == "sample":
@@ -215,8 +219,6 @@ def picture_cost(row: Row) -> Cost:
             return pictures.klein_forward(pictures.KLEIN[row.model], height * width)
         if row.model in pictures.UNETS:
             return unet(pictures.UNETS[row.model], height * width).cost
-        if row.model == "qwen_image":
-            return pictures.qwen_image_forward(pictures.QWEN_IMAGE, height * width)
         return pictures.z_image_forward(pictures.Z_IMAGE, height * width)
     through = pictures.decode_image if row.work == "decode" else pictures.encode_image
     return through(pictures.IMAGE_VAES[row.model], row.height * row.width)

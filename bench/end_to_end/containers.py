@@ -7,6 +7,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ...memory import ENCODINGS
 from ...memory.written_gguf import Entry as Value
@@ -38,8 +39,9 @@ class Laid:
     begins: list[int]
 
 
-def safetensors(entries: Sequence[Entry]) -> Laid:
-    header, ends = {}, [0]
+def safetensors(entries: Sequence[Entry], metadata: Mapping[str, str]) -> Laid:
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    ends = [0]
     for entry in entries:
         begin, end = ends[-1], ends[-1] + entry.nbytes
         header[entry.name] = {"dtype": entry.kind, "shape": list(entry.shape), "data_offsets": [begin, end]}

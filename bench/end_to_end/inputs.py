@@ -10,6 +10,9 @@ from typing import Any
 from ...fusion.families.wan.cost import TEXT_TOKENS
 from . import pictures
 from .row_types import Model
+from .without_family import NETWORKS
+
+POOLED = 1280  # width of what goes with an SDXL prompt's tokens
 
 
 def split(model: Any, cards: int, *, pretended: bool) -> Any:
@@ -32,18 +35,44 @@ def split(model: Any, cards: int, *, pretended: bool) -> Any:
     return model
 
 
-def prompt_shape(model: Model, net: Any) -> tuple[int, Any]:
-    """Tokens of a made-up prompt, and the first Linear that it meets."""
+def prompt_shape(model: Model, net: Any) -> tuple[int, int]:
+    """Tokens of a made-up prompt, and their width."""
+    if model in WIDTHS:
+        return NETWORKS[model].words, WIDTHS[model](net)
     if model in pictures.KLEIN:
-        return pictures.KLEIN[model].tokens, net.txt_in
+        return pictures.KLEIN[model].tokens, net.txt_in.in_features
     if model == "z_image":
-        return pictures.Z_IMAGE.tokens, net.cap_embedder[1]
-    if model == "qwen_image":
-        return pictures.QWEN_IMAGE.tokens, net.txt_in
+        return pictures.Z_IMAGE.tokens, net.cap_embedder[1].in_features
     if model in pictures.UNETS:
         of_text = next(one for name, one in net.named_modules() if name.endswith("attn2.to_k"))
-        return pictures.UNETS[model].tokens, of_text
-    return TEXT_TOKENS, net.text_embedding[0]
+        return pictures.UNETS[model].tokens, of_text.in_features
+    return TEXT_TOKENS, net.text_embedding[0].in_features
+
+
+# Of models that no family computes: width of the prompt.
+WIDTHS: dict[Model, Callable[[Any], int]] = {
+    "qwen_image": lambda net: net.txt_in.in_features,
+    "hunyuan_video_15": lambda net: net.txt_in.input_embedder.in_features,
+    "ltx23": lambda net: net.inner_dim + net.audio_inner_dim,
+    "minimax_h3": lambda net: net.condition_proj.in_features,
+    "krea2": lambda net: net.txtdim * net.txtlayers,
+    "anima": lambda net: net.blocks[0].cross_attn.k_proj.in_features,
+}
+
+
+def beside_prompt(model: Model, tokens: int) -> dict[str, Any]:
+    """What stock's text encoders, or nodes, hand over with a prompt."""
+    import torch  # noqa: PLC0415
+
+    if model == "ltx23":
+        return {"unprocessed_ltxav_embeds": True, "frame_rate": 25}
+    if model == "hunyuan_video_15":
+        return {"pooled_output": None}
+    if model == "anima":
+        return {"t5xxl_ids": torch.arange(1, tokens + 1), "t5xxl_weights": torch.ones(tokens)}
+    if model == "sdxl":
+        return {"pooled_output": torch.randn(1, POOLED, generator=torch.Generator().manual_seed(3))}
+    return {}
 
 
 def qwen3_tokens(number: int) -> dict[str, Any]:

@@ -51,7 +51,10 @@ UNPACKED = re.compile(r".*\.attn_rel_b\.weight")
 PACKED = re.compile(
     r"(double|single)_(blocks\.\d+\.|stream_modulation)|layers\.\d+\.|(input_blocks|middle_block|output_blocks)\.(?!0\.0\.weight)"
 )
-PICTURES = re.compile(r"(double_blocks|single_blocks|layers|(noise|context)_refiner|transformer_blocks)\.\d+\.")
+PICTURES = re.compile(
+    r"(double_blocks|single_blocks|layers|(noise|context)_refiner|transformer_blocks|txtfusion\.\w+_blocks)\.\d+\."
+)
+OF_A_TABLE = re.compile(r"\.adaln_proj\.")  # of a pruned MiniMax H3, eight columns wide
 UNET = "label_emb.0.0.weight"  # which an SDXL has
 
 
@@ -112,7 +115,7 @@ def safetensors(rows: Table, storage: str) -> list[Tensor]:
 
 def is_in_bytes(name: str, spec: Spec) -> bool:
     """Whether INT8 and scaled fp8 files have it in a byte."""
-    return is_matrix(spec) and bool(BLOCKS.match(name) or PICTURES.match(name))
+    return is_matrix(spec) and bool(BLOCKS.match(name) or PICTURES.match(name)) and not OF_A_TABLE.search(name)
 
 
 def note(layer: str, said: Mapping[str, object]) -> Tensor:

@@ -15,27 +15,6 @@ MULTIPLIERS = (1, 2, 4, 4)  # of a VAE's width, from pixels down
 
 
 @dataclass(frozen=True)
-class Latent:
-    """Channels of a latent pixel, and pixels of a side that it stands for. is_of_videos: a picture is a video of one frame."""
-
-    channels: int
-    side: int
-    is_of_videos: bool = False
-
-
-LATENTS = {
-    "klein4": Latent(128, 16),
-    "klein9": Latent(128, 16),
-    "z_image": Latent(16, 8),
-    "qwen_image": Latent(16, 8, is_of_videos=True),
-    "sd15": Latent(4, 8),
-    "sdxl": Latent(4, 8),
-    "flux2_vae": Latent(128, 16),
-    "flux_vae": Latent(16, 8),
-}
-
-
-@dataclass(frozen=True)
 class Klein:
     """A Flux.2's sizes. text: width of the prompt, three layers of a language model one beside the other."""
 
@@ -57,18 +36,6 @@ class ZImage:
     ffn: int
     refiners: int = 2
     tokens: int = 256  # of a long prompt: stock fills none up
-    channels: int = 16
-    patch: int = 2
-
-
-@dataclass(frozen=True)
-class QwenImage:
-    """A Qwen-Image's sizes. text: width of the prompt."""
-
-    dim: int
-    layers: int
-    text: int
-    tokens: int = 256  # of a long prompt
     channels: int = 16
     patch: int = 2
 
@@ -101,7 +68,6 @@ class ImageVae:
 
 KLEIN = {"klein4": Klein(3072, 5, 20, 3 * 2560), "klein9": Klein(4096, 8, 24, 3 * 4096)}
 Z_IMAGE = ZImage(dim=3840, layers=30, text=2560, ffn=10240)
-QWEN_IMAGE = QwenImage(dim=3072, layers=60, text=3584)
 UNETS = {
     "sd15": Unet((1, 2, 4, 4), (1, 1, 1, 0), middle=1, text=768),
     "sdxl": Unet((1, 2, 4), (0, 2, 10), middle=10, text=2048, labels=2816, linear=True),
@@ -120,15 +86,6 @@ def z_image_forward(size: ZImage, pixels: int) -> Cost:
     ends = float(size.channels * size.patch**2)
     picture = pixels // size.patch**2
     return z_image.forward(size.dim, size.ffn, size.layers, size.refiners, picture, ends, size.text, size.tokens)
-
-
-def qwen_image_forward(size: QwenImage, pixels: int) -> Cost:
-    """One forward. pixels: of the latent, four in a token. Either stream has matrices of its own, and those of its modulation."""
-    d, picture = size.dim, pixels // size.patch**2
-    both = picture + size.tokens
-    ends = 2.0 * d * (picture * 2 * size.channels * size.patch**2 + size.tokens * size.text)
-    seen = size.layers * 4.0 * both * both * d
-    return Cost(size.layers * 2.0 * both * 12 * d * d + ends, seen, HALF * size.layers * 2 * (12 + 6) * d * d)
 
 
 def _square(into: int, out: int, pixels: float) -> float:

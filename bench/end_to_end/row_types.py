@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from .pictures import LATENTS, Latent
+from . import latents
 
 Model = Literal[
     "wan13", "wan14", "vae", "vae22", "t5", "qwen3", "klein4", "klein9", "z_image", "qwen_image", "sd15", "sdxl", "flux2_vae",
-    "flux_vae", "vl2", "vl4",
+    "flux_vae", "vl2", "vl4", "hunyuan_video_15", "ltx23", "minimax_h3", "krea2", "anima",
 ]  # fmt: skip
 Work = Literal["sample", "call", "decode", "encode", "text", "video", "picture", "live", "write", "see"]
 Through = Literal["TAESD", "the VAE"]
@@ -31,22 +31,23 @@ _MODELS: dict[Model, tuple[str, str]] = {
     "flux_vae": ("Flux VAE", "flux_vae"),
     "vl2": ("Qwen3-VL 2B", "qwen3_vl"),
     "vl4": ("Qwen3-VL 4B", "qwen3_vl"),
+    "hunyuan_video_15": ("HunyuanVideo 1.5", "hunyuan_video_15"),
+    "ltx23": ("LTX-2.3", "ltx23"),
+    "minimax_h3": ("MiniMax H3", "minimax_h3_pruned"),
+    "krea2": ("Krea 2", "krea2"),
+    "anima": ("Anima", "anima"),
 }
 TITLES, TINY = ({model: told[i] for model, told in _MODELS.items()} for i in range(2))
 # Models whose steps have two prompts; the others were distilled to one.
-GUIDED: tuple[Model, ...] = ("wan13", "wan14", "sd15", "sdxl", "qwen_image")
+GUIDED: tuple[Model, ...] = ("wan13", "wan14", "sd15", "sdxl", "qwen_image", "hunyuan_video_15", "anima")
 VAES: tuple[Model, ...] = ("vae", "vae22", "flux2_vae", "flux_vae")
 # Of work from a prompt to its end: the text encoder and the VAE around the row's own model, and how often it is done.
 WHOLE: dict[Work, tuple[Model, Model]] = {"video": ("t5", "vae"), "picture": ("qwen3", "flux2_vae")}
 TOLD: tuple[Work, ...] = ("call", "live", "write", "see")  # what their model is not known for
 SIZES: dict[Work, str] = {"text": "512 tokens", "write": "a token"}  # of work that has no pixels
-TIME = 4  # frames per latent frame, after the first
 WINDOWS_BUS = 12e9  # bytes a second, as a PCIe 3 card has it
 SAGE = "--use-sage-attention"  # of ComfyUI
 TAKES: dict[Work, int] = {"video": 2, "picture": 4}  # of a row of whole ones; the first is apart
-# Channels of a video's latents, and pixels of a side per latent pixel.
-VIDEO = Latent(16, 8)
-VIDEOS: dict[Model, Latent] = {"vae22": Latent(48, 16)}
 
 
 @dataclass(frozen=True)
@@ -178,7 +179,7 @@ class Row:
     @property
     def is_picture(self) -> bool:
         """Whether its own model makes pictures: no frames."""
-        return self.model in LATENTS
+        return self.model in latents.PICTURES
 
     @property
     def prompts(self) -> int:
@@ -199,17 +200,27 @@ class Row:
     @property
     def latent(self) -> tuple[int, int, int]:
         """Frames, height and width of a video's latent."""
-        side = VIDEOS.get(self.model, VIDEO).side
-        return (self.frames - 1) // TIME + 1, self.height // side, self.width // side
+        video = self._video
+        return video.pace.frames(self.frames), self.height // video.side, self.width // video.side
+
+    @property
+    def _video(self) -> latents.Latent:
+        return latents.VIDEOS.get(self.model, latents.VIDEO)
 
     @property
     def latent_shape(self) -> tuple[int, ...]:
         """Of one latent: channels, frames, height and width; a picture has no frames, or one where its VAE is of videos."""
         if not self.is_picture:
-            return VIDEOS.get(self.model, VIDEO).channels, *self.latent
-        latent = LATENTS[self.model]
+            return self._video.channels, *self.latent
+        latent = latents.PICTURES[self.model]
         frames = (1,) if latent.is_of_videos else ()
         return latent.channels, *frames, self.height // latent.side, self.width // latent.side
+
+    @property
+    def sound_shape(self) -> tuple[int, ...] | None:
+        """Of the latent of the sound that is made with a video; None: there is none."""
+        sound = None if self.is_picture else self._video.sound
+        return None if sound is None else sound.shape(self.frames)
 
 
 def sampling(model: Model, height: int, width: int, frames: int, steps: int, **others: object) -> Row:

@@ -287,14 +287,33 @@ BY_DEFAULT: dict[Model, tuple[int, int, int, int]] = {
     "z_image": (1024, 1024, 0, 16),
     "sdxl": (1024, 1024, 0, 20),
     "qwen_image": (1024, 1024, 0, 4),
+    "krea2": (1024, 1024, 0, 6),
+    "anima": (1024, 1024, 0, 8),
+    "hunyuan_video_15": (480, 832, 33, 3),
+    "ltx23": (512, 768, 121, 4),
+    "minimax_h3": (480, 832, 124, 3),
 }
 KINDS_OF_FILES = ("fp16", *BY_FILE, "q8_0", "q4_k_m")
 _NOT_OF_A_UNET = "no such file is published by ComfyUI, nor named by its templates"
-_STREAMS_ALONE = "not asked: a model that only streams stands here for its INT8 file"
+# Of models that no family computes: the files that people have, as ComfyUI's templates name them.
+_HAVE: dict[Model, tuple[str, ...]] = {
+    "qwen_image": ("int8_convrot", "fp8_scaled"),
+    "krea2": ("int8_convrot", "fp8_scaled"),
+    "anima": ("fp16", "int8_convrot"),
+    "hunyuan_video_15": ("int8_convrot", "fp8_scaled"),
+    "ltx23": ("int8_convrot", "fp8_scaled"),
+    "minimax_h3": ("int8_convrot",),
+}
+_FILES_OF_ITS_TEMPLATES = "not asked: no family computes it, and it stands here for the files that templates name"
 # Of what there is no row, and why.
 WITHOUT: dict[tuple[Model, str], str] = {
     **{("sdxl", storage): _NOT_OF_A_UNET for storage in BY_FILE},
-    **{("qwen_image", storage): _STREAMS_ALONE for storage in KINDS_OF_FILES if storage != "int8_convrot"},
+    **{
+        (model, storage): _FILES_OF_ITS_TEMPLATES
+        for model, have in _HAVE.items()
+        for storage in KINDS_OF_FILES
+        if storage not in have
+    },
 }
 
 

@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from . import bounds, peers, writing
-from .inputs import drop_from_cache, prompt_shape, qwen3_tokens, random_lora, split, time_forwards
+from .inputs import beside_prompt, drop_from_cache, prompt_shape, qwen3_tokens, random_lora, split, time_forwards
 from .row_types import TAKES, WHOLE, Model, Row, Side
 
 SAMPLED = 32768  # values of the result that are kept to compare accuracy by
 PROMPT = "a cat walks on the grass, take {}"
 GUIDANCE = 6.0
 LIVE_STRENGTH = 0.5
-POOLED = {"sdxl": 1280}  # width of what goes with a prompt's tokens
 # Stock's types of text encoders, where a row names none.
 KINDS = {"t5": "wan", "qwen3": "lumina2", "vl2": "qwen_image", "vl4": "qwen_image"}
 
@@ -145,22 +144,19 @@ class Run:
         import torch  # noqa: PLC0415
 
         generator = torch.Generator().manual_seed(1)
-        tokens, entry = prompt_shape(self.row.model, model.model.diffusion_model)
-        shape = (1, tokens, entry.in_features)
-        pooled = POOLED.get(self.row.model)
+        tokens, width = prompt_shape(self.row.model, model.model.diffusion_model)
 
         def prompt() -> Any:
-            words = torch.randn(shape, generator=generator)
-            return [[words, {} if pooled is None else {"pooled_output": torch.randn(1, pooled, generator=generator)}]]
+            words = torch.randn(1, tokens, width, generator=generator)
+            return [[words, beside_prompt(self.row.model, tokens)]]
 
         return prompt(), prompt()
 
     def sampled(self, model: Any, positive: Any, negative: Any) -> tuple[Any, list[float]]:
         """The latent, and seconds of each step; the first has what is loaded only then."""
         import comfy.sample  # noqa: PLC0415
-        import torch  # noqa: PLC0415
 
-        noise = torch.randn(1, *self.row.latent_shape, generator=torch.Generator().manual_seed(0))
+        noise = self.noise()
         guidance = 1.0 if self.row.prompts == 1 else GUIDANCE
         ticks = [self.clock()]
 
@@ -168,10 +164,22 @@ class Run:
             ticks.append(self.clock())
 
         out = comfy.sample.sample(
-            model, noise, self.row.steps, guidance, "euler", "simple", positive, negative, torch.zeros_like(noise),
+            model, noise, self.row.steps, guidance, "euler", "simple", positive, negative, noise * 0,
             seed=0, disable_pbar=True, callback=tick,
         )  # fmt: skip
         return out, [after - before for before, after in itertools.pairwise(ticks)]
+
+    def noise(self) -> Any:
+        """For the latent, and for that of the sound if there is one."""
+        import comfy.nested_tensor  # noqa: PLC0415
+        import torch  # noqa: PLC0415
+
+        generator = torch.Generator().manual_seed(0)
+        picture = torch.randn(1, *self.row.latent_shape, generator=generator)
+        if self.row.sound_shape is None:
+            return picture
+        sound = torch.randn(1, *self.row.sound_shape, generator=generator)
+        return comfy.nested_tensor.NestedTensor([picture, sound])
 
     # --------------------------------------------------------------------------------------------- text, frames, both
 
@@ -403,9 +411,10 @@ class Run:
     # ------------------------------------------------------------------------------------------------------- findings
 
     def judged(self, out: Any) -> dict[str, Any]:
-        """Whether the result is finite, and where some of its values were put."""
+        """Whether the result is finite, and where some of its values were put. Of a video with sound the video."""
         import torch  # noqa: PLC0415
 
+        out = out.unbind()[0] if out.is_nested else out
         flat = out.detach().float().flatten()
         kept = flat[:: max(1, flat.numel() // SAMPLED)][:SAMPLED].cpu().contiguous()
         if self.job.get("sample_to"):

@@ -9,28 +9,43 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 
 from ... import checkpoints
-from ...checkpoints import pictures, spiece, text, vaes, wan
+from ...checkpoints import pictures, spiece, text, vaes, video, wan
 from ...checkpoints.weights import Spec, Table
 from ...memory import ENCODINGS
 from . import blocks, containers
 from .bounds import EYES, QWEN3, UMT5, VIDEO_VAES, WAN
 from .bounds import WRITERS as WRITERS_OF_TEXT
 from .packing import PLAIN, TYPES, Tensor, as_is, gguf_values, packed, safetensors
-from .pictures import IMAGE_VAES, KLEIN, QWEN_IMAGE, UNETS, Z_IMAGE
+from .pictures import IMAGE_VAES, KLEIN, UNETS, Z_IMAGE
 from .row_types import TINY, Model
 from .storages import GGUF, file_name
 
 WRITERS = 8
 PIECE = 64 << 20  # bytes
 VOCABULARY = 256384
+# Of models that no family computes; `without_family.py` has the same sizes as costs.
+LTX23 = video.LtxSize(heads=32, layers=48, caption=3840, connector_layers=8, gated=True)
+WITHOUT_FAMILY: dict[Model, Callable[[], Table]] = {
+    "qwen_image": lambda: pictures.qwen_image(pictures.QwenImageSize(3072, 60, 3584)),
+    "hunyuan_video_15": lambda: video.hunyuan_video(video.HunyuanVideoSize(2048, 54, 3584)),
+    "ltx23": lambda: video.ltx(LTX23),
+    # How many rows and columns the published table of timesteps has is not known here.
+    "minimax_h3": lambda: video.minimax(
+        video.MiniMaxSize(dim=5376, heads=56, ffn=14336, layers=50, text=5120, steps=1025, time=8)
+    ),
+    "krea2": lambda: pictures.krea(pictures.KreaSize(6144, 28, 2560, 12)),
+    "anima": lambda: pictures.anima(pictures.AnimaSize(2048, 28, 1024, 256, 6)),
+}
+METADATA: dict[Model, dict[str, str]] = {"ltx23": video.ltx_metadata(LTX23)}
 
 
 def table(model: Model) -> Table:
@@ -53,8 +68,8 @@ def table(model: Model) -> Table:
         )
     if model == "z_image":
         return pictures.z_image(pictures.ZImageSize(Z_IMAGE.dim, Z_IMAGE.layers, Z_IMAGE.text))
-    if model == "qwen_image":
-        return pictures.qwen_image(pictures.QwenImageSize(QWEN_IMAGE.dim, QWEN_IMAGE.layers, QWEN_IMAGE.text))
+    if model in WITHOUT_FAMILY:
+        return WITHOUT_FAMILY[model]()
     if model in UNETS:
         net = UNETS[model]
         return pictures.unet(
@@ -116,7 +131,7 @@ def write(model: Model, folder: Path, storage: str, device: str) -> dict[str, ob
     start = time.perf_counter()
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        write_table(path, table(model), storage, device)
+        write_table(path, table(model), storage, device, METADATA.get(model, {}))
     return {"path": str(path), "bytes": path.stat().st_size, "seconds": time.perf_counter() - start}
 
 
@@ -127,11 +142,13 @@ def write_tiny(model: Model, folder: Path, storage: str) -> dict[str, object]:
         path = checkpoints.write(TINY[model], folder)
     else:
         path = path_of(folder, model, storage)
-        write_table(path, tiny_table(model), storage, "cpu")
+        write_table(path, tiny_table(model), storage, "cpu", checkpoints.KINDS[TINY[model]].metadata or {})
     return {"path": str(path), "bytes": path.stat().st_size, "seconds": time.perf_counter() - start}
 
 
-def write_table(path: Path, rows: Table, storage: str, device: str) -> None:
+def write_table(
+    path: Path, rows: Table, storage: str, device: str, metadata: Mapping[str, str] = MappingProxyType({})
+) -> None:
     """Draw and write every tensor of the table. The file gets its name when it is whole."""
     if storage in GGUF:
         tensors = packed(rows, storage)
@@ -140,7 +157,7 @@ def write_table(path: Path, rows: Table, storage: str, device: str) -> None:
         tensors = safetensors(rows, storage)
         if "shared.weight" in rows:
             tensors.append(as_is("spiece_model", spiece.spiece_tensor()))
-        laid = containers.safetensors([tensor.entry for tensor in tensors])
+        laid = containers.safetensors([tensor.entry for tensor in tensors], metadata)
     partial = path.with_suffix(".partial")
     handle = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
     try:

@@ -16,7 +16,6 @@ import comfy.ldm.flux.model
 import comfy.ldm.lumina.model
 import comfy.ldm.models.autoencoder
 import comfy.ldm.modules.diffusionmodules.openaimodel
-import comfy.ldm.qwen_image.model
 import comfy.ldm.wan.model
 import comfy.ldm.wan.vae
 import comfy.ldm.wan.vae2_2
@@ -30,7 +29,7 @@ import comfy.utils
 import pytest
 import torch
 from comfy.text_encoders import qwen3vl
-from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+from flop_counts import operations
 
 from fusestream import checkpoints
 from fusestream.bench.end_to_end import bounds, pictures, results, row_types, rows, weights
@@ -77,7 +76,6 @@ def painter(table: Table, device: str) -> torch.nn.Module:
         "flux": comfy.ldm.flux.model.Flux,
         "flux2": comfy.ldm.flux.model.Flux,
         "lumina2": comfy.ldm.lumina.model.NextDiT,
-        "qwen_image": comfy.ldm.qwen_image.model.QwenImageTransformer2DModel,
     }
     kind = kinds.get(config.unet_config.get("image_model", ""), other)
     unused = ("allow_fp16",)  # which is about types
@@ -109,18 +107,6 @@ def t5_config() -> dict[str, Any]:
     path = Path(comfy.text_encoders.t5.__file__).parent / "umt5_config_xxl.json"
     config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return config
-
-
-def sdpa_flop_of_the_cpu(q: Any, k: Any, v: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
-    return int(sdpa_flop_count(q, k, v))
-
-
-def operations(run: Any) -> float:
-    """Attention's too, which torch counts on a card alone."""
-    of_the_cpu = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: sdpa_flop_of_the_cpu}
-    with FlopCounterMode(display=False, custom_mapping=of_the_cpu) as counter, torch.no_grad():
-        run()
-    return float(counter.get_total_flops())
 
 
 # ------------------------------------------------------------------------------------------------------------- bounds
@@ -227,21 +213,6 @@ def test_a_z_image_costs_what_stock_computes() -> None:
     blocks = ("layers.", "noise_refiner.", "context_refiner.")
     weights_of_blocks = sum(math.prod(spec.shape) for name, spec in table.items() if name.startswith(blocks))
     assert cost.weights == pytest.approx(2 * weights_of_blocks, rel=0.01)
-
-
-def test_a_qwen_image_costs_what_stock_computes() -> None:
-    size = replace(pictures.QWEN_IMAGE, dim=256, layers=3, text=96)
-    table = checkpoints.pictures.qwen_image(checkpoints.pictures.QwenImageSize(256, 3, 96))
-    with checkpoints.narrow.opened(comfy):
-        net = painter(table, "cpu")
-    x, text = torch.zeros(1, size.channels, 1, 32, 48), torch.zeros(1, size.tokens, size.text)
-    counted = operations(lambda: net(x, torch.zeros(1), text))
-    cost = pictures.qwen_image_forward(size, 32 * 48)
-    assert cost.gemm + cost.attention == pytest.approx(counted, rel=0.02)
-    weights_of_blocks = sum(math.prod(spec.shape) for name, spec in table.items() if "_blocks." in name)
-    assert cost.weights == pytest.approx(2 * weights_of_blocks, rel=0.01)
-    row = rows.by_default("qwen_image", "int8_convrot")
-    assert row is not None and row.latent_shape == (16, 1, 128, 128) and row.prompts == 2
 
 
 @pytest.mark.parametrize("model", pictures.UNETS)
@@ -367,7 +338,7 @@ def test_a_token_costs_its_weights_and_a_picture_its_patches() -> None:
 
 @pytest.mark.parametrize(
     ("model", "gb"),
-    [("klein4", 7.8), ("klein9", 18.2), ("z_image", 12.3), ("qwen_image", 40.9), ("sd15", 1.72), ("sdxl", 5.13)],
+    [("klein4", 7.8), ("klein9", 18.2), ("z_image", 12.3), ("sd15", 1.72), ("sdxl", 5.13)],
 )
 def test_weights_of_pictures_have_the_names_and_shapes_of_stocks_model(model: row_types.Model, gb: float) -> None:
     """Which stock builds by the names and shapes alone: it is of the published size, and lacks nothing."""

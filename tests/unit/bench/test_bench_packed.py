@@ -197,7 +197,7 @@ def test_an_int8_file_is_stocks(tmp_path: Path) -> None:
     assert numbers.std() == pytest.approx(1 / 16, rel=0.05)
 
 
-@pytest.mark.parametrize("model", ["wan14", "klein4", "z_image", "qwen_image"])
+@pytest.mark.parametrize("model", ["wan14", "klein4", "z_image", "qwen_image", "krea2"])
 def test_a_scaled_fp8_file_is_stocks(tmp_path: Path, model: row_types.Model) -> None:
     path, table = tmp_path / "x.safetensors", weights.tiny_table(model)
     weights.write_table(path, table, "fp8_scaled", "cpu")
@@ -231,7 +231,7 @@ def test_by_default_every_model_has_a_row_for_each_file_or_a_reason_against_it()
             assert row.ours == row_types.OURS and row.ours.precision == "auto"
             assert row.stock == (rows.BESIDE_PACK if storage in storages.GGUF else row_types.STOCK)
     own = [row for row in rows.all_rows() if row.group == "default"]
-    assert {row.asked for row in own} == {1.0} and {row.storage for row in own} == {*rows.KINDS_OF_FILES} - {"fp16"}
+    assert {row.asked for row in own} == {1.0} and {row.storage for row in own} == {*rows.KINDS_OF_FILES}
     assert rows.by_default("wan14", "q4_k_m") in rows.packed() and rows.by_default("sdxl", "fp16") in rows.pictures()
     assert rows.by_default("sdxl", "int8_convrot") is None
     precise = next(row for row in rows.packed() if row.note == "int8_convrot, precise")
@@ -259,7 +259,7 @@ def test_the_table_of_defaults_says_where_ours_are_slower() -> None:
     )
     assert next(line for line in lines if line.startswith("| 14B")).count("not measured") == 5
     assert next(line for line in lines if line.startswith("| SDXL")).count(" - ") == 2
-    assert "Ours are not slower in 2 of 3 rows with both times. 20 of 24 rows have yet to be measured." in lines
+    assert "Ours are not slower in 2 of 3 rows with both times. 30 of 34 rows have yet to be measured." in lines
     assert any(line.startswith("- SDXL in fp8_scaled, int8_convrot: no such file") for line in lines)
 
 
