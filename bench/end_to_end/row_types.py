@@ -65,6 +65,7 @@ class Side:
     ballast    whether all but `--free` GiB of the card are taken
     remembers  what kernels were chosen before in this machine's life; else it is a new one
     cards      a step's prompts are computed on so many, by stock's MultiGPU CFG Split
+    families   whether ours compute the model by its family's code; else as any other model
     """
 
     comfy: tuple[str, ...] = ()
@@ -81,6 +82,7 @@ class Side:
     pack: bool = False
     compiled: bool = False
     cards: int = 1
+    families: bool = True
     remembers: bool = True
 
 

@@ -340,6 +340,20 @@ def default() -> list[Row]:
     return [row for row in found if row is not None and row.group == "default"]
 
 
+def without_family() -> list[Row]:
+    """What a family's own code gains over the way of any other model."""
+    rows = []
+    for model, storage in (
+        *((model, storage) for model in ("klein4", "z_image", "wan14") for storage in ("fp16", "int8_convrot")),
+        ("sdxl", "fp16"),
+    ):
+        over = "" if storage == "fp16" else shown(storage)
+        note = ", ".join(part for part in (over, "without its family") if part)
+        made = sampling(model, *BY_DEFAULT[model], storage=storage, note=note, over=over)
+        rows.append(replace(made, group="without family", stock=None, ours=Side(families=False)))
+    return rows
+
+
 def cards() -> list[Row]:
     """One step on two cards, each of which computes one of the prompts: held against the row on one card."""
     both = Side(cards=2)
@@ -364,7 +378,7 @@ def peers() -> list[Row]:
 
 def all_rows() -> list[Row]:
     rows = table() + short() + more() + small() + packed() + default() + pictures() + live() + writing() + peers()
-    rows += cards()
+    rows += cards() + without_family()
     names = [row.name for row in rows]
     assert len(names) == len(set(names)), "two rows of one name"
     return rows
