@@ -54,8 +54,8 @@ def turning(policy: KernelPolicy | None) -> Iterator[None]:
     not, within a call of another model either."""
     before = _now.policy
     _now.policy = None if policy is None or policy.mode("rms_rope_") == "off" else policy
-    registry = None if _now.policy is None else _registered()
     try:
+        registry = None if _now.policy is None else _registered()
         if registry is None or not registry.is_available(KITCHEN_BACKEND):  # a user may switch it off
             yield
         else:
