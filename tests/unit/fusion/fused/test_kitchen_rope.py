@@ -423,6 +423,24 @@ def test_a_policy_is_of_its_call_alone(calls: Calls) -> None:
     is_kitchens("apply_rope", plain("apply_rope"), calls, None)
 
 
+def test_a_call_goes_on_under_its_policy_after_one_within(calls: Calls) -> None:
+    with turning(AUTO):
+        for policy in (None, OFF, AUTO):
+            with turning(policy):
+                pass
+            called("apply_rope", plain("apply_rope"))
+    assert len(calls) == 3
+
+
+def test_outside_of_a_call_the_backend_serves_nobody_who_names_it(calls: Calls) -> None:
+    with turning(AUTO):
+        pass
+    theirs = called("apply_rope", plain("apply_rope"))
+    with kitchen.use_backend(KITCHEN_BACKEND):
+        assert all(map(torch.equal, called("apply_rope", plain("apply_rope")), theirs))
+    assert not calls
+
+
 def test_another_choice_of_backend_is_as_it_was_afterwards(calls: Calls) -> None:
     with kitchen.use_backend("eager"):
         with turning(AUTO):
