@@ -64,6 +64,7 @@ ROOM = "fusestream_room"  # a method, its bytes to compute in: read by live/pict
 
 # Elsewhere.
 SAVES = "fusestream"  # stock's `save_torch_file`, on ours around it: patcher/saving.py
+KITCHEN_BACKEND = "fusestream"  # in comfy-kitchen's registry, for good: fused/kitchen_rope.py
 SPECIMEN_KIND = "fusestream_specimen"  # in stock's table: families/qwen3_vl/specimens.py; temporary
 
 # Typed attributes of classes that are mixed into stock's.

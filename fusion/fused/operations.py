@@ -6,7 +6,8 @@ is long enough. Where stock computes in FP32 because a card has no BF16, all mul
 (`weights/fp32_products.py`). Stock calls an operation with a tensor alone, so the policy waits for it in a
 `Running`, which all operations of a network share, from the beginning of a call of the model to its
 end. Outside of a call, and wherever a product gains nothing or another node has its hands on the
-weight, stock's own method computes.
+weight, stock's own method computes. So it is with RoPE, which has a file of its own
+(`kitchen_rope.py`).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from ..weights.operands import is_here
 from ..weights.products import product
 from ..weights.storage import product_bits
 from .block import multiplied_by_stock
+from .kitchen_rope import turning
 
 TYPES = (torch.float16, torch.bfloat16)  # of x
 
@@ -53,7 +55,8 @@ class Running:
         counted = self.ours, self.stocks
         self.ours = self.stocks = 0
         try:
-            return call.run()
+            with turning(self.policy):
+                return call.run()
         finally:
             self.policy = before
             if not self.ours + self.stocks:  # a replayed graph

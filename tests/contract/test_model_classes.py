@@ -1,7 +1,7 @@
 """Each model class that ComfyUI knows: it streams, with kernels off to the bit as stock computes, and with kernels as near.
 
 That is so of classes that no family of ours computes as well: almost all multiplications of their Linears are our ops' where the
-file has integers, and where a card has no BF16.
+file has integers, and where a card has no BF16; and q and k turn by our op where comfy-kitchen would take eager torch.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ from scenes import distance
 from torch import Tensor
 
 from fusestream.fusion.base.hooks import RUNNING
-from fusestream.fusion.fused import operations
+from fusestream.fusion.fused import kitchen_rope, operations
+from fusestream.fusion.fused.kitchen_calls import FUNCTIONS
 from fusestream.kernels_cuda import LEDGER, KernelPolicy
 
 AUTO, OFF = KernelPolicy.of("auto", precision="auto"), KernelPolicy.of("off")
+TURNING = KernelPolicy.of("off", rms_rope_="auto")
 SINGLE, BF16 = torch.float32, torch.bfloat16
 
 # Used most: these in each run, every second of the others.
@@ -94,7 +96,7 @@ def cases(names: Sequence[str], promise: str) -> list[Any]:
     def is_each_time(name: str) -> bool:
         if name in FIRST:
             return True
-        return promise not in ("integers", "halves") and (not CASES[name].family or bool(CASES[name].kind))
+        return promise not in ("integers", "halves", "turning") and (not CASES[name].family or bool(CASES[name].kind))
 
     return [pytest.param(name, marks=[] if is_each_time(name) else pytest.mark.every_other, id=name) for name in names]
 
@@ -143,3 +145,38 @@ def test_without_bf16_products_in_halves_are_nearer_than_bf16_is(
     ours, share = shelf.ours(name, file, AUTO, SINGLE)
     assert share is not None and share >= 0.9
     assert not torch.equal(ours, exact) and distance(ours, exact) <= 0.5 * distance(theirs, exact)
+
+
+# Classes whose networks turn nothing by comfy-kitchen.
+WITHOUT_KITCHEN = {
+    "SD3", "GenmoMochi", "CosmosT2V", "CosmosI2V", "HiDreamO1", "ACEStep", "ACEStep15", "AuraFlow", "PixArtAlpha", "PixArtSigma",
+    "StableAudio", "StableAudio3", "HunyuanDiT", "HunyuanDiT1", "Hunyuan3Dv2", "Hunyuan3Dv2mini", "Hunyuan3Dv2_1",
+    "CogVideoX_T2V", "CogVideoX_I2V", "CogVideoX_Inpaint", "SV3D_u", "SV3D_p", "SVD_img2vid",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", cases(STRANGERS, "turning"))
+def test_q_and_k_turn_by_our_op(name: str, shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a card, where torch's CUDA is older than 13: nothing is left to kitchen's eager torch."""
+    registry = pytest.importorskip("comfy_kitchen").registry
+    exact, file, found = shelf.exact(name), shelf.file(name), registry.get_implementation
+    theirs = shelf.ours(name, file, OFF, BF16).latents
+    left: set[str] = set()
+
+    def noted(function: str, *args: Any, **kwargs: Any) -> Any:
+        chosen = found(function, *args, **kwargs)
+        # In a call: LTX-2 turns prompts before it.
+        is_asked = function in FUNCTIONS and kitchen_rope._now.policy is not None
+        if is_asked and getattr(chosen, "func", None) is not kitchen_rope._turned:
+            left.add(function)
+        return chosen
+
+    monkeypatch.setattr(kitchen_rope, "runs_on", lambda *_: True)
+    monkeypatch.setattr(registry, "get_implementation", noted)
+    with in_halves.modes() as asked:
+        ours = shelf.ours(name, file, TURNING, BF16).latents
+    assert not left
+    assert ("rms_rope_" in asked) == (name not in WITHOUT_KITCHEN)
+    if name in WITHOUT_KITCHEN:
+        assert torch.equal(ours, theirs)
+    assert distance(ours, exact) <= 1.15 * distance(theirs, exact)

@@ -1,4 +1,7 @@
-"""Models that no family knows, on the card: a file's integers by our ops, FP32 networks in halves, attention of bf16 and FP32."""
+"""Models that no family knows, on the card: a file's integers by our ops, FP32 networks in halves, attention of bf16 and FP32.
+
+Also RoPE, where comfy-kitchen's own would be eager torch.
+"""
 
 from __future__ import annotations
 
@@ -114,3 +117,42 @@ def test_attention_of_fp32_and_bf16(isa, d, without_bf16):
     found = hook(attention_pytorch, *in_bf16, heads).view(1, tokens, heads, d)
     assert found.dtype is BF16 and not handed_back()
     assert all(error(found[:, :, head], exact[:, :, head]) < 0.03 for head in range(heads))
+
+
+@pytest.fixture
+def without_kitchens_kernels():
+    """As where torch's CUDA is older than 13: comfy-kitchen turns q and k by eager torch."""
+    kitchen = pytest.importorskip("comfy_kitchen")
+    was_there = kitchen.registry.is_available("cuda")
+    kitchen.disable_backend("cuda")
+    yield
+    if was_there:
+        kitchen.enable_backend("cuda")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, BF16], ids=str)
+@pytest.mark.parametrize("kind", [kind for kind in STRANGERS if kind != "sd3"])
+def test_q_and_k_turn_as_near_as_in_eager_torch(isa, kind, dtype, folder, without_kitchens_kernels):
+    """SD3 turns nothing."""
+    import in_halves
+
+    path = checkpoints.write(kind, folder, "bf16")
+    exact, _ = latents(kind, path, OFF, FP32)
+    theirs, _ = latents(kind, path, OFF, dtype)
+    with in_halves.modes() as asked:
+        ours, _ = latents(kind, path, KernelPolicy.of("off", isa=isa, rms_rope_="on"), dtype)
+    assert asked["rms_rope_"] == {"on"}
+    assert ours.isfinite().all() and error(ours, exact) <= 1.25 * error(theirs, exact)
+
+
+def test_where_kitchens_own_kernels_serve_they_stay(folder):
+    import in_halves
+
+    kitchen = pytest.importorskip("comfy_kitchen")
+    if not kitchen.registry.is_available("cuda"):
+        pytest.skip("comfy-kitchen's CUDA kernels are not available here")
+    path, asked_for = checkpoints.write("qwen_image", folder, "bf16"), KernelPolicy.of("off", rms_rope_="on")
+    theirs, _ = latents("qwen_image", path, OFF, BF16)
+    with in_halves.modes() as asked:
+        ours, _ = latents("qwen_image", path, asked_for, BF16)
+    assert "rms_rope_" not in asked and error(ours, theirs) < 1e-3
