@@ -271,10 +271,19 @@ def test_all_at_once_where_it_must_be(few_rows: None, monkeypatch: pytest.Monkey
     net.running.policy = AUTO
     with torch.inference_mode(mode=False), torch.enable_grad():
         assert is_whole()
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.compiler, "is_compiling", lambda: True)
-        assert is_whole()
     assert not is_whole()
+
+
+def test_a_compiled_graph_has_no_pieces(few_rows: None) -> None:
+    x, net = torch.randn(1, 40, 16), Net()
+    shapes: list[torch.Size] = []
+
+    def noted(graph: Any, _: Any) -> Any:
+        shapes.extend(node.meta["example_value"].shape for node in graph.graph.nodes if "linear" in str(node.target))
+        return graph
+
+    found = torch.compile(net.ff, backend=noted, fullgraph=True)(x)
+    assert torch.equal(found, net.whole(x)) and shapes == [(1, 40, 64), (1, 40, 16)]
 
 
 def test_hooks_of_other_nodes_see_one_call(few_rows: None, monkeypatch: pytest.MonkeyPatch) -> None:
