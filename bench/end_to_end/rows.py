@@ -342,15 +342,13 @@ def default() -> list[Row]:
 
 def without_family() -> list[Row]:
     """What a family's own code gains over the way of any other model."""
-    rows = []
-    for model, storage in (
-        *((model, storage) for model in ("klein4", "z_image", "wan14") for storage in ("fp16", "int8_convrot")),
-        ("sdxl", "fp16"),
-    ):
+    rows, both = [], ("fp16", "int8_convrot")
+    asked: dict[Model, tuple[str, ...]] = {"klein4": both, "z_image": both, "wan14": both, "sdxl": ("fp16",)}
+    for model, storage in ((model, storage) for model, storages in asked.items() for storage in storages):
         over = "" if storage == "fp16" else shown(storage)
         note = ", ".join(part for part in (over, "without its family") if part)
         made = sampling(model, *BY_DEFAULT[model], storage=storage, note=note, over=over)
-        rows.append(replace(made, group="without family", stock=None, ours=Side(families=False)))
+        rows.append(replace(made, group="general", stock=None, ours=Side(families=False)))
     return rows
 
 

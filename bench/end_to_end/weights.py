@@ -142,7 +142,8 @@ def write_tiny(model: Model, folder: Path, storage: str) -> dict[str, object]:
         path = checkpoints.write(TINY[model], folder)
     else:
         path = path_of(folder, model, storage)
-        write_table(path, tiny_table(model), storage, "cpu", checkpoints.KINDS[TINY[model]].metadata or {})
+        told = checkpoints.KINDS[TINY[model]].metadata if model in METADATA else None
+        write_table(path, tiny_table(model), storage, "cpu", told or {})
     return {"path": str(path), "bytes": path.stat().st_size, "seconds": time.perf_counter() - start}
 
 

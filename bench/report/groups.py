@@ -34,7 +34,7 @@ HEADINGS = {
     "pictures": "Pictures",
     "live": "Live video, seconds a frame",
     "writing": "Text",
-    "without family": "Models without their family's code",
+    "general": "Models without their family's code",
     "peers": "Beside torch.compile and SageAttention",
     "cards": "On two cards",
 }

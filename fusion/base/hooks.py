@@ -32,7 +32,7 @@ PACE_WRAPPER = "fusestream_pace"  # around a sampling and its steps: sampling/st
 LIVE_VAE = "fusestream_live"  # a VAE among a live run's additional models: live/engine.py
 
 # Keys among the `transformer_options` of one call, which last as long as the call.
-PIECES = "fusestream_pieces"  # size of pieces: set by patcher/vram_retry.py; read by families/
+PIECES = "fusestream_pieces"  # size of pieces: set by patcher/vram_retry.py; read by families/, fused/
 SPARSE_CALL = "fusestream_sparse_call"  # progress of a sparse call: set and read by sparse/
 
 # Attributes of a block, or of a part of one.
@@ -45,6 +45,7 @@ IN_PARTS = "fusestream_in_parts"  # its parts: a property of FusedBlock; read by
 OF_TEXT = "fusestream_of_text"  # its text part: property of FusedBlock; read by stream/segments.py
 SATURATION = "fusestream_saturation"  # too large for FP16: weights/saturation.py; for the report
 PACKED = "_fusestream_packed"  # several weights as one, on the first: weights/operands.py
+IN_PIECES = "fusestream_in_pieces"  # how a feed-forward's rows are cut: fused/feed_forward.py
 RUNNING = "fusestream_running"  # the call it is in; on networks too: fused/operations.py
 UNET_RUN = "fusestream_run"  # a part's call: families/unet/run.py; cleared after it
 

@@ -21,7 +21,8 @@ from comfy.ops import CastWeightBiasOp
 from torch import Tensor, nn
 
 from ...kernels_cuda import KernelPolicy, multiply
-from ..base.hooks import RUNNING, RUNNING_WRAPPER
+from ...kernels_cuda.ops.matmul.mlp import CHUNK_BYTES
+from ..base.hooks import PIECES, RUNNING, RUNNING_WRAPPER
 from ..base.policy import policy_of
 from ..base.subclassing import mix
 from ..stream.model_call import ModelCall, wrap
@@ -40,25 +41,28 @@ class Running:
     """The call that a network is in, or the last one.
 
     policy  of the call; None: it is in none, or in one without a policy of ours
+    pieces  bytes that hidden values may take in the call
     ours    multiplications of the call's products by our ops
     stocks  those by stock's
     """
 
     def __init__(self) -> None:
         self.policy: KernelPolicy | None = None
+        self.pieces = CHUNK_BYTES
         self.ours = self.stocks = 0
 
     def around(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
         """One call of the model, as stock's wrappers call it."""
         call = ModelCall(executor, args, kwargs)
-        before, self.policy = self.policy, policy_of(call.options)
+        before = self.policy, self.pieces
+        self.policy, self.pieces = policy_of(call.options), call.options.get(PIECES, CHUNK_BYTES)
         counted = self.ours, self.stocks
         self.ours = self.stocks = 0
         try:
             with turning(self.policy):
                 return call.run()
         finally:
-            self.policy = before
+            self.policy, self.pieces = before
             if not self.ours + self.stocks:  # a replayed graph
                 self.ours, self.stocks = counted
 

@@ -22,7 +22,7 @@ from ..base.policy import all_off
 from ..compatibility import families as compatibility
 from ..compatibility.variants import leave_unknown
 from ..files.completeness import naming
-from ..fused import attention, operations
+from ..fused import attention, feed_forward, operations
 from ..graphs import diffusion
 from ..identify.checkpoint_info import look_at
 from ..patcher import call_log, cards, conditions, vram_retry
@@ -109,11 +109,12 @@ def streamed_from(source: Checkpoint, request: LoadRequest) -> StreamingModelPat
         types = None if family is None else types_of(family, policy, device)
         parts = build.diffusion_model(source, request, family, types)
         net = parts.model.diffusion_model
-        fused = 0 if family is None else family.fuse(net, policy)
+        fused, is_cut = (0, False) if family is None else (family.fuse(net, policy), family.in_pieces)
         if family is not None and fused:
             leave_unknown(family, net)
         else:
             operations.fuse(net)
+            is_cut = feed_forward.fuse(net) > 0
         layers = lay_out_layers(parts.blocks, parts.layers)
         is_ours = fused > 0 and not policy.is_off and parts.model.get_dtype_inference() is torch.float16
         stream = BlockStream(source, parts.blocks, layers, device, request.budget_bytes, keeps_texts=is_ours)
@@ -130,7 +131,7 @@ def streamed_from(source: Checkpoint, request: LoadRequest) -> StreamingModelPat
     model = StreamingModelPatcher(parts.model, device, comfy.model_management.unet_offload_device())
     conditions.attach(model.model)
     # Around each call of the model, the outermost first: see stream/model_call.py.
-    vram_retry.attach(model, Reckoning() if family is None else Reckoning(family.need, in_pieces=family.in_pieces))
+    vram_retry.attach(model, Reckoning(None if family is None else family.need, in_pieces=is_cut))
     call_log.attach(model)
     progress.attach(model)
     cards.attach(model)

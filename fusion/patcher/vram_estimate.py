@@ -66,7 +66,7 @@ class Reckoning:
 
     def __init__(self, need: Need | None = None, *, in_pieces: bool = False) -> None:
         """need: the family's, bytes for a latent of this shape and type; None: stock's blocks will
-        compute. in_pieces: whether the family's blocks obey `PIECES`."""
+        compute. in_pieces: whether the family's blocks, or stock's feed-forwards, obey `PIECES`."""
         self.need = need
         self.saves = CHUNK_BYTES - SMALL_PIECES if in_pieces else 0  # bytes that small pieces save
         self.ratio = 1.0  # largest ratio of measured to estimated bytes, at least 1

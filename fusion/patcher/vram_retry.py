@@ -7,9 +7,9 @@ under the limit below, and is given back first.
 While a step runs, torch's allocator may not grow into the last part of the card: left alone it
 keeps unused memory until nothing is free, and desktop and driver need some, too. `vram_estimate.py`
 says how much that is, and what yields on a small card. A step that still runs out of VRAM is
-computed again: with all of the card; after the weights have given back all except their window;
-with blocks in parts; and if that is too little for a batch of prompts, one by one. Each of these is
-only reached if the estimate was wrong.
+computed again: with all of the card, in small pieces where feed-forwards are cut; after the weights
+have given back all except their window; with blocks in parts; and if that is too little for a batch
+of prompts, one by one. Each of these is only reached if the estimate was wrong, or there was none.
 """
 
 from __future__ import annotations
@@ -102,8 +102,7 @@ def _step(call: ModelCall) -> Any:
         _give_back_graphs(x)
         _tidy(x)
         logging.info("FuseStream: the step needs some of the VRAM that is left to others; it runs again.")
-    if need is not None:
-        need = _in_small_pieces(call, reckoning, need)
+    need = _in_small_pieces(call, reckoning, need)
     held, said = stream.residency.held, ""
     ways: tuple[Callable[[], int] | None, ...] = (None, stream.residency.keep_window, stream.residency.keep_parts)
     for give_back in ways:
@@ -126,12 +125,12 @@ def _step(call: ModelCall) -> Any:
     raise _too_little(stream, held, said)
 
 
-def _in_small_pieces(call: ModelCall, reckoning: Reckoning, need: float) -> float:
-    """Let a step compute in small pieces; returns what it needs then."""
+def _in_small_pieces(call: ModelCall, reckoning: Reckoning, need: float | None) -> float | None:
+    """Let a step compute in small pieces; returns what it needs then, where that was known."""
     if not reckoning.saves or call.options.get(PIECES) == SMALL_PIECES:
         return need
     call.set_option(PIECES, SMALL_PIECES)
-    return need - reckoning.saves
+    return None if need is None else need - reckoning.saves
 
 
 def _give_back_graphs(x: torch.Tensor) -> int:

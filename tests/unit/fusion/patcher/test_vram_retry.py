@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,17 +13,22 @@ import comfy.model_base
 import comfy.model_management
 import comfy.patcher_extension
 import comfy.sample
+import family_scenes
 import pytest
+import scenes
 import torch
 
 from fusestream import checkpoints
-from fusestream.fusion.base.hooks import STEP
+from fusestream.fusion.base.hooks import IN_PIECES, RUNNING, STEP
 from fusestream.fusion.families.wan.need import need
+from fusestream.fusion.fused import feed_forward
+from fusestream.fusion.fused.feed_forward import InPieces
 from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
 from fusestream.fusion.patcher import vram_estimate as reckonings
 from fusestream.fusion.patcher import vram_retry
 from fusestream.fusion.patcher.vram_estimate import Reckoning
 from fusestream.fusion.stream import vram_pool
+from fusestream.kernels_cuda.ops.matmul.mlp import CHUNK_BYTES
 from fusestream.kernels_cuda.tune.autotune import tuner
 from fusestream.memory.backends.managed import pages
 from fusestream.memory.plan import least_budget
@@ -376,6 +382,74 @@ def test_a_video_that_needs_the_reserve_is_not_computed_twice_at_every_step(
     monkeypatch.setattr(vram_retry, "_leaving", leaving)
     sample(model)
     assert left == [reckonings.RESERVE] * (2 if kernels_are_tried else 1), "of two steps"
+
+
+# --------------------------------------------------------------------------------------- small pieces without an estimate
+
+
+@pytest.fixture
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Of no family: how much a step of it needs only stock estimates."""
+    path = checkpoints.write("sd3", tmp_path_factory.mktemp("sd3"), "fp32")
+    with checkpoints.narrow.opened(comfy):
+        return load_streamed_diffusion_model(str(path))
+
+
+def running_out(model: Any, monkeypatch: pytest.MonkeyPatch, fits: int | None) -> list[int]:
+    """The first feed-forward runs out of memory if hidden values may take more than `fits` bytes; None: whatever they take.
+    Returns the bytes that they may take in each call."""
+    asked: list[int] = []
+    forward, running = InPieces.forward, model.model.diffusion_model.__dict__[RUNNING]
+    first = next(one for one in model.model.diffusion_model.modules() if IN_PIECES in one.__dict__)
+
+    def fails(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self is first:
+            asked.append(running.pieces)
+            if fits is None or running.pieces > fits:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.16 GiB.")
+        return forward(self, *args, **kwargs)
+
+    monkeypatch.setattr(InPieces, "forward", fails)
+    return asked
+
+
+def sampled(model: Any) -> torch.Tensor:
+    found: torch.Tensor = scenes.sample(model, family_scenes.inputs("sd3"))
+    return found
+
+
+def test_a_model_without_an_estimate_takes_small_pieces_before_weights_give_way(
+    stranger: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the first step that runs out of memory on, which alone is computed twice."""
+    want, residency = sampled(stranger), stranger.stream.residency
+    assert stranger.model.fusestream_reckoning.need is None and residency.held > residency.least
+    held = residency.held
+    asked = running_out(stranger, monkeypatch, reckonings.SMALL_PIECES)
+    torch.testing.assert_close(sampled(stranger), want, rtol=1e-3, atol=1e-4)
+    assert asked == [CHUNK_BYTES] + [reckonings.SMALL_PIECES] * 2, "of two steps"
+    assert residency.held == held
+
+
+def test_small_pieces_stay_while_weights_give_way(stranger: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    sampled(stranger)
+    asked = running_out(stranger, monkeypatch, None)
+    with pytest.raises(vram_pool.OutOfVram, match="too little"):
+        sampled(stranger)
+    assert len(asked) > 2 and asked[0] == CHUNK_BYTES and set(asked[1:3]) == {reckonings.SMALL_PIECES}
+    assert stranger.stream.residency.held == stranger.stream.residency.least
+
+
+def test_where_no_feed_forward_was_found_there_are_no_small_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed_forward, "fuse", lambda net: 0)
+    with checkpoints.narrow.opened(comfy):
+        model: Any = load_streamed_diffusion_model(str(checkpoints.write("sd3", tmp_path, "fp32")))
+    assert model.model.fusestream_reckoning.saves == 0
+
+
+# --------------------------------------------------------------------------------------------------- too little for good
 
 
 def test_too_little_for_good_says_what_would_help_and_leaves_a_model_that_works(
