@@ -3,7 +3,7 @@
 The hidden values of a feed-forward are several times as wide as what goes in and comes out, and lie
 there several times: as a product's sums, behind the activation, as a gate. They are the peak of a
 long clip. So a module that is proved to be row-wise (`row_wise.py`) computes as many rows at once as
-the call's `PIECES` permits, by its own forward, and writes them where they belong. Its weights lie in
+fit into what is free, or as the call's `PIECES` permits, by its own forward, and writes them where they belong. Its weights lie in
 VRAM meanwhile, as those of any block that is being called, so none crosses the bus again.
 
 Outside of a call of ours, with kernels off, with gradients, in a compiled graph, and where another

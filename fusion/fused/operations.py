@@ -25,6 +25,7 @@ from ...kernels_cuda.ops.matmul.mlp import CHUNK_BYTES
 from ..base.hooks import PIECES, RUNNING, RUNNING_WRAPPER
 from ..base.policy import policy_of
 from ..base.subclassing import mix
+from ..stream import vram_pool
 from ..stream.model_call import ModelCall, wrap
 from ..weights.fp32_products import multiplies_fp32, narrows, product_of_fp32
 from ..weights.integer_weights import permits_integers, rounds_for, stored_integers
@@ -55,7 +56,7 @@ class Running:
         """One call of the model, as stock's wrappers call it."""
         call = ModelCall(executor, args, kwargs)
         before = self.policy, self.pieces
-        self.policy, self.pieces = policy_of(call.options), call.options.get(PIECES, CHUNK_BYTES)
+        self.policy, self.pieces = policy_of(call.options), call.options.get(PIECES) or room_for_hidden(call.x.device)
         counted = self.ours, self.stocks
         self.ours = self.stocks = 0
         try:
@@ -65,6 +66,14 @@ class Running:
             self.policy, self.pieces = before
             if not self.ours + self.stocks:  # a replayed graph
                 self.ours, self.stocks = counted
+
+
+def room_for_hidden(device: torch.device) -> int:
+    """Bytes of hidden values that a call may have at once on a device: half of what is free as it begins,
+    for it makes other tensors, too, and at least those of a small piece."""
+    if device.type != "cuda":
+        return CHUNK_BYTES
+    return max(CHUNK_BYTES, vram_pool.free(device) // 2)
 
 
 class Multiplying:

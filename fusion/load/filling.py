@@ -12,7 +12,6 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import comfy.memory_management
 import comfy.utils
 import torch
 from torch import nn
@@ -67,8 +66,7 @@ def cast(net: nn.Module, types: Types, *, exactly: bool) -> None:
                 continue
             if exactly or not _rounds(parameter.dtype, wanted):
                 module._parameters[name] = nn.Parameter(parameter.to(wanted), requires_grad=False)
-        # As stock: where it pages VRAM its buffers are the file's tensors, else their own.
-        for name, buffer in () if comfy.memory_management.aimdo_enabled else module._buffers.items():
+        for name, buffer in module._buffers.items():
             if buffer is not None and (id(module), name) in types:
                 module._buffers[name] = buffer.to(types[id(module), name])
 

@@ -22,7 +22,9 @@ from fusestream.fusion.base.policy import put_on
 from fusestream.fusion.fused import operations, quality
 from fusestream.fusion.fused.quality import AsStored
 from fusestream.fusion.report.gathering import gather
+from fusestream.fusion.stream import vram_pool
 from fusestream.kernels_cuda import LEDGER, KernelPolicy
+from fusestream.kernels_cuda.ops.matmul.mlp import CHUNK_BYTES
 from fusestream.kernels_cuda.registry import Op
 
 AUTO, PRECISE, TURBO, OFF = (
@@ -69,6 +71,14 @@ def test_integers_are_multiplied_by_our_ops_as_near_as_stock_does(kind: str, dty
     assert asked["linear_int8"] == {"auto"}
     assert not torch.equal(ours, theirs)
     assert distance(ours, exact) <= 1.25 * distance(theirs, exact)
+
+
+def test_hidden_values_may_take_half_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = torch.device("cuda", 0)
+    for free, wanted in ((3 * 2**30, 3 * 2**29), (2**20, CHUNK_BYTES), (0, CHUNK_BYTES)):
+        monkeypatch.setattr(vram_pool, "free", lambda _, free=free: free)
+        assert operations.room_for_hidden(card) == wanted
+    assert operations.room_for_hidden(torch.device("cpu")) == CHUNK_BYTES
 
 
 def test_numbers_of_4_bits(folder: Path) -> None:

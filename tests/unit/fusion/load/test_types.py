@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import comfy.memory_management
 import comfy.model_management
 import comfy.sd
+import comfy.utils
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from fusestream import checkpoints
 from fusestream.fusion.families import FAMILIES
@@ -77,3 +80,16 @@ def test_stock_chooses_where_no_kernel_will_run() -> None:
     assert types_of(flux, KernelPolicy.of("off"), CARD) is None
     assert types_of(flux, KernelPolicy.of("auto"), CPU) is None
     assert types_of(flux, KernelPolicy.of("auto"), CARD) == (torch.float16,)
+
+
+@pytest.mark.parametrize("is_paged", [False, True], ids=["kept in VRAM", "paged by comfy-aimdo"])
+def test_buffers_have_the_type_that_the_network_made_them_with(
+    is_paged: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A MiniMax H3 looks the timestep up in FP32, whatever its file has; stock sees to it where it pages, too."""
+    path = tmp_path / "all in halves.safetensors"
+    tensors = comfy.utils.load_torch_file(str(checkpoints.write("minimax_h3_pruned", tmp_path)))
+    save_file({name: tensor.half() for name, tensor in tensors.items()}, path)
+    monkeypatch.setattr(comfy.memory_management, "aimdo_enabled", is_paged)
+    net = load_streamed_diffusion_model(str(path)).model.diffusion_model
+    assert net.adaln_t_table.dtype is torch.float32
