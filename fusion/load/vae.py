@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -12,12 +13,14 @@ import comfy.utils
 import torch
 
 from ...kernels_cuda import LEDGER, STANDARD, KernelPolicy, obstacle
+from ..base.errors import WrongFile
 from ..base.family import Role
 from ..compatibility import families as compatibility
 from ..families import family_of
 from ..files.completeness import naming
 from ..identify.checkpoint_info import header_of
 from ..stream import progress
+from ..vae import quantised_file
 from ..vae.resident_patcher import patcher_of
 from .common import looked_at, prepare
 from .missing import require_whole
@@ -84,6 +87,21 @@ def _stocks(
     path: str, weights: dict[str, torch.Tensor], metadata: Mapping[str, str] | None, dtype: torch.dtype | None = None
 ) -> Any:
     """Stock's own VAE. dtype: type to compute in; None: as stock chooses."""
+    if not quantised_file.quantised_layers(weights):
+        return _made(path, weights, metadata, dtype)
+    with contextlib.suppress(WrongFile):  # packed numbers have other shapes than the network's
+        vae = _made(path, dict(weights), metadata, dtype)
+        if quantised_file.holds_quantised(vae.first_stage_model):
+            return vae
+    LEDGER.say_once(f"{path}: this ComfyUI's VAEs take no quantised weights: they are unpacked to FP16.", logging.INFO)
+    with naming(path):
+        halves = quantised_file.in_halves(weights)
+    return _made(path, halves, metadata, dtype)
+
+
+def _made(
+    path: str, weights: dict[str, torch.Tensor], metadata: Mapping[str, str] | None, dtype: torch.dtype | None
+) -> Any:
     with naming(path):
         vae = comfy.sd.VAE(sd=weights, metadata=metadata, dtype=dtype)
     vae.throw_exception_if_invalid()
