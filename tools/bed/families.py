@@ -47,6 +47,8 @@ CALLED = {
     "chroma": "Chroma",
     "z_image": "Z-Image",
     "qwen_image": "Qwen-Image",
+    "krea2": "Krea 2",
+    "anima": "Anima",
     "hunyuan_video_15": "HunyuanVideo 1.5",
     "minimax_h3": "MiniMax H3",
     "minimax_h3_pruned": "MiniMax H3",
