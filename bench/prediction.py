@@ -19,6 +19,7 @@ from functools import lru_cache
 from typing import Any
 
 from .card_rates import ASSUMED, CARDS, read
+from .predicted import without_family
 from .predicted.default import default_table
 from .predicted.faster import CLEAR, sentences
 from .predicted.faster import table as faster_table
@@ -72,6 +73,7 @@ def text() -> str:
         f"Predicted, of stock's time what ours take by default with the same file, on {', '.join(SHORT_CARDS)}. An INT8 file is "
         "held against the newest ComfyUI as it is installed. Unpacking fp8 and GGUF is not counted for stock, so ours take at most "
         f"that part:\n\n{default_table(results, found)}\n\n"
+        f"{without_family.table(results)}\n\n"
         "Predicted, how many times as long ours takes as the newest ComfyUI, least and most of the works above; bold where that "
         f"is faster in some of them by more than {CLEAR:.0%}:\n\n{faster_table(found)}\n\n"
         "Should Turing multiply INT8 at half the rate of its sheet, whoever multiplies in it takes "

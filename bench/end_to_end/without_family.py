@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...fusion.base.cost import Cost
 from .pictures import HALF
@@ -20,6 +20,9 @@ class Network:
     words    tokens of a long prompt, with what stock fills it up to
     side     latent pixels of a side in a token
     ends     weights of the layers before and behind the blocks, for a token of the picture
+    ffn      width of the hidden values; gated: of two products, multiplied
+    has_fp16 whether ComfyUI computes it in FP16 on a card without BF16, and not in FP32
+    folded   whether ComfyUI's code has the activation done while INT8 products round what they read
     """
 
     layers: int
@@ -32,10 +35,18 @@ class Network:
     words: int = 256
     side: int = 2
     ends: float = 0.0
+    ffn: int = 0
+    gated: bool = False
+    has_fp16: bool = True
+    folded: bool = False
+
+    def pixels(self, frames: int, height: int, width: int) -> int:
+        """Tokens of a latent of this size."""
+        return frames * (height // self.side) * (width // self.side)
 
     def forward(self, frames: int, height: int, width: int) -> Cost:
         """One forward of one prompt, for a latent of this size."""
-        pixels = frames * (height // self.side) * (width // self.side)
+        pixels = self.pixels(frames, height, width)
         multiplied = self.layers * (pixels * self.pixel + self.words * self.word) + pixels * self.ends
         looks = (pixels + self.words) ** 2 if self.joint else pixels * (pixels + self.words)
         held = self.pixel + self.beside + (0.0 if self.shared else self.word)
@@ -45,42 +56,42 @@ class Network:
 def two_streams(dim: int, layers: int, *, side: int, ends: float) -> Network:
     """As Flux' double blocks: either stream has its matrices, and those of its modulation. ends: channels."""
     own = 12.0 * dim**2
-    return Network(layers, dim, own, own, beside=own, side=side, ends=ends * dim)
+    return Network(layers, dim, own, own, beside=own, side=side, ends=ends * dim, ffn=4 * dim)
 
 
 def ltx(dim: int, sound: int, layers: int) -> Network:
     """Pixels look at pixels, at the prompt and at the sound, which looks at all three. Gates and modulations are small."""
     pixel = 14.0 * dim**2 + 4.0 * dim * sound
-    return Network(
-        layers, dim, pixel, word=2.0 * dim**2, beside=20.0 * sound**2, joint=False, words=1024, side=1, ends=256.0 * dim
-    )
+    word, own, ends = 2.0 * dim**2, 20.0 * sound**2, 256.0 * dim
+    return Network(layers, dim, pixel, word, own, joint=False, words=1024, side=1, ends=ends, ffn=4 * dim)
 
 
 def minimax(dim: int, inner: int, ffn: int, layers: int) -> Network:
     """One stream. Of a pruned file a modulation is made of eight numbers."""
     block = 4.0 * dim * inner + 3.0 * dim * ffn
-    return Network(layers, inner, block, block, beside=18.0 * 8 * dim, shared=True, ends=2.0 * 96 * dim)
+    ends = 2.0 * 96 * dim
+    return Network(layers, inner, block, block, 18.0 * 8 * dim, shared=True, ends=ends, ffn=ffn, gated=True)
 
 
 def krea(dim: int, layers: int) -> Network:
     """One stream with gated attention, four queries to a key."""
     ffn = -(-(2 * dim // 3 * 4) // 128) * 128
     block = 3.5 * dim**2 + 3.0 * dim * ffn
-    return Network(layers, dim, block, block, shared=True, ends=2.0 * 64 * dim)
+    return Network(layers, dim, block, block, shared=True, ends=2.0 * 64 * dim, ffn=ffn, gated=True)
 
 
 def anima(dim: int, text: int, rank: int, layers: int) -> Network:
     """Pixels look at pixels and at the prompt; modulations are of low rank."""
     modulation = 3.0 * (dim * rank + rank * 3 * dim)
     ends = (68.0 + 64.0) * dim
-    return Network(layers, dim, 14.0 * dim**2, 2.0 * dim * text, beside=modulation, joint=False, ends=ends)
+    return Network(layers, dim, 14.0 * dim**2, 2.0 * dim * text, modulation, joint=False, ends=ends, ffn=4 * dim)
 
 
 NETWORKS = {
-    "qwen_image": two_streams(3072, 60, side=2, ends=128),
+    "qwen_image": replace(two_streams(3072, 60, side=2, ends=128), has_fp16=False),
     "hunyuan_video_15": two_streams(2048, 54, side=1, ends=65 + 32),
-    "ltx23": ltx(4096, 2048, 48),
-    "minimax_h3": minimax(5376, 7168, 14336, 50),
+    "ltx23": replace(ltx(4096, 2048, 48), has_fp16=False),
+    "minimax_h3": replace(minimax(5376, 7168, 14336, 50), has_fp16=False, folded=True),
     "krea2": krea(6144, 28),
     "anima": anima(2048, 1024, 256, 28),
 }

@@ -86,22 +86,23 @@ class Multiplying:
         # torch.compile would compile again for each count.
         if policy is None or policy.is_off or torch.compiler.is_compiling():
             return super().forward(input, *args, **kwargs)  # type: ignore[misc]
-        multiplied = None if args or kwargs or type(input) is not Tensor else _way(self, input, policy)
+        multiplied = None if args or kwargs or type(input) is not Tensor else way(self, input, policy)
         if multiplied is None:
-            running.stocks += _multiplications(self, input)
+            running.stocks += multiplications(self, input)
             return super().forward(input, *args, **kwargs)  # type: ignore[misc]
-        running.ours += _multiplications(self, input)
+        running.ours += multiplications(self, input)
         # Stock's operations ask this; ours do not.
         comfy.model_management.throw_exception_if_processing_interrupted()
         return multiplied(input, self, policy)
 
 
-def _multiplications(module: Any, x: Any) -> int:
+def multiplications(module: Any, x: Any) -> int:
+    """Of a Linear's product with x [..., k]."""
     count: int = x.numel() * module.out_features
     return count
 
 
-def _way(module: Any, x: Tensor, policy: KernelPolicy) -> Callable[..., Tensor] | None:
+def way(module: Any, x: Tensor, policy: KernelPolicy) -> Callable[..., Tensor] | None:
     """How our ops multiply x [..., k] and a Linear's weight; None: stock's method does."""
     wants_gradients = x.requires_grad and torch.is_grad_enabled()
     if wants_gradients or getattr(module, "comfy_force_cast_weights", False) or not is_here(module, x.device):

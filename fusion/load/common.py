@@ -16,6 +16,7 @@ from ..base.errors import NotStreamable, WrongFile
 from ..base.family import Family
 from ..compatibility import streaming
 from ..compatibility.aside import step_aside
+from ..fused import input_activation
 from ..identify.checkpoint_info import CheckpointInfo, look_at
 from ..patcher import saving
 from ..patcher.streaming_patcher import attach
@@ -88,3 +89,4 @@ def let_stream(model: Any, stream: BlockStream, path: str, family: Family | None
         )
     attach(model, stream)
     saving.attach()
+    input_activation.attach()

@@ -18,9 +18,13 @@ from flop_counts import operations
 from safetensors.torch import save_file
 
 from fusestream import checkpoints
+from fusestream.bench import prediction
+from fusestream.bench.card_rates import CARDS
 from fusestream.bench.end_to_end import bounds, latents, rows, weights
 from fusestream.bench.end_to_end.row_types import Model
 from fusestream.bench.end_to_end.without_family import NETWORKS, Network, anima, krea, ltx, minimax, two_streams
+from fusestream.bench.predicted import without_family as predicted
+from fusestream.bench.predicted.passes import pass_bytes
 from fusestream.checkpoints import pictures, video
 from fusestream.checkpoints.weights import Table, draw
 
@@ -97,3 +101,37 @@ def shape(model: Model) -> tuple[int, ...]:
     row = rows.by_default(model, "int8_convrot")
     assert row is not None
     return row.latent_shape
+
+
+# ---------------------------------------------------------------------------------------------------------- predictions
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_load_is_what_the_bound_counts(model: Model) -> None:
+    row = rows.by_default(model, "int8_convrot")
+    assert row is not None
+    load, cost = predicted.load_of(model), bounds.cost_of(row)
+    assert load.cost.gemm == pytest.approx(cost.gemm) and load.cost.attention == pytest.approx(cost.attention)
+    assert load.weights == cost.weights
+    assert sum(one.operations for one in load.linears) == pytest.approx(load.products, rel=0.02)
+
+
+def test_ours_are_predicted_no_slower_with_any_file() -> None:
+    results = prediction.load()
+    passes = pass_bytes(results, "stock"), pass_bytes(results, "ours")
+    for card in CARDS:
+        for model in MODELS:
+            for files in ("halves", "int8"):
+                found = predicted.seconds(card, model, files, *passes)  # type: ignore[arg-type]
+                assert found.ours <= 1.01 * found.stock, (card.name, model, files)
+                is_wide = card.turing and not NETWORKS[model].has_fp16
+                assert not is_wide or found.ours < 0.7 * found.stock, (card.name, model, files)
+
+
+def test_the_table_has_every_model_and_card() -> None:
+    lines = predicted.table(prediction.load()).splitlines()
+    assert [line.split(" | ")[0].removeprefix("| ") for line in lines[-len(MODELS) :]] == list(
+        map(predicted.title, MODELS)
+    )
+    assert lines[2].count("halves") == lines[2].count("INT8") == 3
+    assert "Qwen-Image, LTX-2.3, MiniMax H3" in lines[0] and "Krea" not in lines[0]
