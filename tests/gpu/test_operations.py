@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.skipif(not os.environ.get("COMFYUI_PATH"), reason="COMFYUI_PATH names no ComfyUI"),
 ]
 
-STRANGERS = ("qwen_image", "hunyuan_video_15", "sd3", "ltx2", "minimax_h3")
+STRANGERS = ("qwen_image", "hunyuan_video_15", "sd3", "ltx2", "minimax_h3", "krea2")
 OFF = KernelPolicy.of("off")
 BF16, FP32 = torch.bfloat16, torch.float32
 
@@ -156,3 +156,51 @@ def test_where_kitchens_own_kernels_serve_they_stay(folder):
     with in_halves.modes() as asked:
         ours, _ = latents("qwen_image", path, asked_for, BF16)
     assert "rms_rope_" not in asked and error(ours, theirs) < 1e-3
+
+
+@pytest.mark.parametrize("kind", ["qwen_image", "krea2", "minimax_h3"])
+def test_feed_forwards_in_pieces_paint_the_same(isa, kind, folder, monkeypatch):
+    """Of a file's integers, whose rows have scales of their own."""
+    from fusestream.fusion.fused import feed_forward, operations
+    from fusestream.kernels_cuda.ops.matmul import mlp
+
+    path, _ = files(kind, folder, "convrot")
+    whole, _ = latents(kind, path, policy(isa), BF16)
+    counts = []
+    pieces = feed_forward.Cutting.pieces
+
+    def noted(self, x):
+        found = pieces(self, x)
+        counts.append(len(found))
+        return found
+
+    monkeypatch.setattr(mlp, "CHUNK_ROWS", 4)
+    monkeypatch.setattr(operations, "room_for_hidden", lambda _: 1)
+    monkeypatch.setattr(feed_forward.Cutting, "pieces", noted)
+    cut, _ = latents(kind, path, policy(isa), BF16)
+    assert max(counts) > 2 and error(cut, whole) < 0.01
+
+
+@pytest.mark.parametrize("folds", [True, False], ids=["kitchen folds it", "ours"])
+def test_an_activation_with_its_product(isa, folds, folder, monkeypatch):
+    """MiniMax H3's. Where kitchen has no kernel for both, the pass and the product are ours."""
+    import in_halves
+
+    from fusestream.fusion.fused import input_activation
+
+    monkeypatch.setattr(input_activation, "folded_by_kitchen", lambda *_: folds)
+    path, of_halves = files("minimax_h3", folder, "convrot")
+    exact, _ = latents("minimax_h3", of_halves, OFF, FP32)
+    theirs, _ = latents("minimax_h3", path, OFF, BF16)
+    with in_halves.modes() as asked:
+        ours, running = latents("minimax_h3", path, policy(isa), BF16)
+    assert ("silu_mul" in asked) is not folds and running.ours > running.stocks
+    assert ours.isfinite().all() and error(ours, exact) <= 1.25 * error(theirs, exact)
+
+
+def test_hidden_values_may_take_half_of_what_is_free():
+    from fusestream.fusion.fused.operations import room_for_hidden
+    from fusestream.fusion.stream import vram_pool
+
+    card = torch.device("cuda", 0)
+    assert room_for_hidden(card) == pytest.approx(vram_pool.free(card) // 2, rel=0.1)
