@@ -77,8 +77,11 @@ def warmed(path: Path, recorder: TapingRecorder) -> tuple[Any, torch.Tensor]:
     return model, want
 
 
-# What stock hands to them is no value that a call could be keyed by.
-HANDED_BACK = {kind: {"it is given a PackedLayout"} for kind in checkpoints.video.MINIMAX}
+# What stock hands to them is no value that a call could be keyed by; or the network notes something for its log.
+HANDED_BACK = {
+    **{kind: {"it is given a PackedLayout"} for kind in checkpoints.video.MINIMAX},
+    "anima": {"it keeps something between two calls (affline_scale_log_info)"},
+}
 
 
 # They take the CPU seconds each.
