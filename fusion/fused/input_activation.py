@@ -27,6 +27,7 @@ from .operations import Running, multiplications, way
 NAME = "linear_input_act"  # of ComfyUI's function
 TYPES = (torch.float16, torch.bfloat16)  # that kitchen's kernel takes
 AMPERE = (8, 0)
+FOLDED = "which comfy-kitchen rounds and activates in one kernel"  # why a product is ComfyUI's
 ACTIVATIONS: Mapping[str, Callable[..., Tensor]] = {
     "gelu_tanh": lambda x, policy: gelu(x, "tanh", policy=policy),
     "swiglu": lambda x, policy: silu_mul(x, policy=policy),
@@ -46,9 +47,9 @@ def attach() -> None:
         if running is None or policy is None or policy.is_off or product_bits(linear) is None:
             return stock(linear, x, input_act)  # which calls the Linear, if it is of halves
         activate, rows = ACTIVATIONS.get(input_act), x[..., : linear.in_features]
-        if activate and not folded_by_kitchen(linear, x, input_act) and way(linear, rows, policy) is not None:
+        if activate and not folded_by_kitchen(linear, x, input_act) and not isinstance(way(linear, rows, policy), str):
             return linear(activate(x, policy))
-        running.stocks += multiplications(linear, rows)
+        running.left[FOLDED] += multiplications(linear, rows)
         return stock(linear, x, input_act)
 
     setattr(linear_input_act, INPUT_ACTIVATION, stock)

@@ -12,6 +12,7 @@ weight, stock's own method computes. So it is with RoPE, which has a file of its
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -36,6 +37,14 @@ from .block import multiplied_by_stock
 from .kitchen_rope import turning
 
 TYPES = (torch.float16, torch.bfloat16)  # of x
+# Why a product is ComfyUI's, as it stands in a report behind its share.
+NO_INTEGERS = "whose weights the file does not have as integers (only quality 'Fastest' rounds them)"
+NO_KERNEL = "for which the kernels, the quality or the file want no integers"
+OTHER_TYPES = "that are in FP32"
+CHANGED = "whose weights another node changes"
+CAST_BY_STOCK = "whose weights come by ComfyUI's own cast"
+CALLED_OTHERWISE = "that are called in a way of their own"
+TOLD = 2  # reasons in a report
 
 
 class Running:
@@ -44,28 +53,33 @@ class Running:
     policy  of the call; None: it is in none, or in one without a policy of ours
     pieces  bytes that hidden values may take in the call
     ours    multiplications of the call's products by our ops
-    stocks  those by stock's
+    left    those by stock's, by the reason, in words
     """
 
     def __init__(self) -> None:
         self.policy: KernelPolicy | None = None
         self.pieces = CHUNK_BYTES
-        self.ours = self.stocks = 0
+        self.ours, self.left = 0, Counter[str]()
+
+    @property
+    def stocks(self) -> int:
+        """Multiplications of the call's products by stock."""
+        return self.left.total()
 
     def around(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
         """One call of the model, as stock's wrappers call it."""
         call = ModelCall(executor, args, kwargs)
         before = self.policy, self.pieces
         self.policy, self.pieces = policy_of(call.options), call.options.get(PIECES) or room_for_hidden(call.x.device)
-        counted = self.ours, self.stocks
-        self.ours = self.stocks = 0
+        counted = self.ours, self.left
+        self.ours, self.left = 0, Counter()
         try:
             with turning(self.policy):
                 return call.run()
         finally:
             self.policy, self.pieces = before
             if not self.ours + self.stocks:  # a replayed graph
-                self.ours, self.stocks = counted
+                self.ours, self.left = counted
 
 
 def room_for_hidden(device: torch.device) -> int:
@@ -86,9 +100,9 @@ class Multiplying:
         # torch.compile would compile again for each count.
         if policy is None or policy.is_off or torch.compiler.is_compiling():
             return super().forward(input, *args, **kwargs)  # type: ignore[misc]
-        multiplied = None if args or kwargs or type(input) is not Tensor else way(self, input, policy)
-        if multiplied is None:
-            running.stocks += multiplications(self, input)
+        multiplied = CALLED_OTHERWISE if args or kwargs or type(input) is not Tensor else way(self, input, policy)
+        if isinstance(multiplied, str):
+            running.left[multiplied] += multiplications(self, input)
             return super().forward(input, *args, **kwargs)  # type: ignore[misc]
         running.ours += multiplications(self, input)
         # Stock's operations ask this; ours do not.
@@ -102,19 +116,23 @@ def multiplications(module: Any, x: Any) -> int:
     return count
 
 
-def way(module: Any, x: Tensor, policy: KernelPolicy) -> Callable[..., Tensor] | None:
-    """How our ops multiply x [..., k] and a Linear's weight; None: stock's method does."""
+def way(module: Any, x: Tensor, policy: KernelPolicy) -> Callable[..., Tensor] | str:
+    """How our ops multiply x [..., k] and a Linear's weight. Or stock's method does, and why, in words."""
     wants_gradients = x.requires_grad and torch.is_grad_enabled()
     if wants_gradients or getattr(module, "comfy_force_cast_weights", False) or not is_here(module, x.device):
-        return None
+        return CAST_BY_STOCK
     if narrows(x):
-        return product_of_fp32 if policy.mode("linear") != "off" and multiplies_fp32(module) else None
-    if x.dtype not in TYPES or module.weight_function or module.bias_function:
-        return None
+        return product_of_fp32 if policy.mode("linear") != "off" and multiplies_fp32(module) else NO_KERNEL
+    if x.dtype not in TYPES:
+        return OTHER_TYPES
+    if module.weight_function or module.bias_function:
+        return CHANGED
     if (own := stored_integers(x, module, policy)) is not None:
         # Whatever the card: what stock multiplies here are integers, too.
         return lambda x, _module, policy: multiply(x, own.matrix, own.bias, policy=policy)
-    return product if rounds_for(x, module, policy) and not multiplied_by_stock(module) else None
+    if rounds_for(x, module, policy) and not multiplied_by_stock(module):
+        return product
+    return NO_INTEGERS if product_bits(module) is None else NO_KERNEL
 
 
 def fuse(net: nn.Module) -> int:
@@ -148,13 +166,15 @@ def attach(patcher: Any) -> None:
 
 
 def words(net: Any) -> str:
-    """The share of the last call's products that our ops computed, in a sentence; empty: none, or the
-    network is a family's."""
+    """The share of the last call's products that our ops computed, and why not all, in a sentence; empty:
+    the network is a family's, or was not called."""
     running: Running | None = net.__dict__.get(RUNNING)
-    if running is None or not running.ours:
+    every = 0 if running is None else running.ours + running.stocks
+    if running is None or not every:
         return ""
-    share = running.ours / (running.ours + running.stocks)
-    return f"{share:.0%} of the multiplications of its products were FuseStream's."
+    parts = [f"{count / every:.0%}, {why}" for why, count in running.left.most_common(TOLD) if 100 * count >= every]
+    rest = f" ComfyUI multiplied the rest: {'; '.join(parts)}." if parts else ""
+    return f"{running.ours / every:.0%} of the multiplications of its products were FuseStream's.{rest}"
 
 
 def serves(net: Any, policy: KernelPolicy) -> bool:

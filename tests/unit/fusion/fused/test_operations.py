@@ -222,7 +222,9 @@ def test_the_report_tells_the_share_of_products_that_were_ours(folder: Path) -> 
         sample(model, scene)
     found = re.search(r"(\d+)% of the multiplications of its products were FuseStream's", gather(ours).state)
     assert found and 80 < int(found[1]) < 100
-    assert "FuseStream's" not in gather(exact).state
+    assert "ComfyUI multiplied the rest: " in gather(ours).state and operations.NO_INTEGERS in gather(ours).state
+    told = gather(exact).state
+    assert "0% of the multiplications" in told and operations.NO_KERNEL in told and operations.NO_INTEGERS in told
 
 
 # ------------------------------------------------------------------------------------------------------- without BF16
