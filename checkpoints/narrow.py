@@ -141,7 +141,7 @@ def sizes(tensors: Tensors, prefix: str, config: Config) -> Config:
 
 def _anima_sizes(tensors: Tensors, prefix: str) -> Config:
     block, adapter = f"{prefix}blocks.0.", f"{prefix}llm_adapter."
-    text = tensors[f"{block}cross_attn.k_proj.weight"].shape[1]
+    (text,) = tensors[f"{adapter}norm.weight"].shape
     rank, width = tensors[f"{block}adaln_modulation_mlp.1.weight"].shape
     return {
         "num_blocks": _layers(tensors, f"{prefix}blocks."),

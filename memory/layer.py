@@ -23,6 +23,8 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
         "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
         "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
         "BOOL": torch.bool,
+        # Scales of mxfp8, which not every torch has.
+        **({"F8_E8M0": torch.float8_e8m0fnu} if hasattr(torch, "float8_e8m0fnu") else {}),
     }
 )  # fmt: skip
 

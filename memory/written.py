@@ -26,7 +26,7 @@ __all__ = ["NAMES", "UNFINISHED", "NotWritten", "WeightWriter"]
 
 NAMES: Mapping[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 # The library's order of types in the file: wider ones first, so that every tensor is aligned.
-ORDER = ("I64", "F64", "F32", "I32", "BF16", "F16", "I16", "F8_E4M3", "F8_E5M2", "I8", "U8", "BOOL")
+ORDER = ("I64", "F64", "F32", "I32", "BF16", "F16", "I16", "F8_E8M0", "F8_E4M3", "F8_E5M2", "I8", "U8", "BOOL")
 ALIGNMENT = 8  # of the first tensor's bytes
 
 

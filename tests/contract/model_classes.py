@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import comfy.model_detection
 import comfy.nested_tensor
+import comfy.ops
 import comfy.sample
 import comfy.sd
 import comfy.supported_models
@@ -31,6 +32,7 @@ import family_scenes
 import int8_files
 import pytest
 import torch
+from comfy.quant_ops import QUANT_ALGOS, QuantizedTensor
 from safetensors import safe_open
 from safetensors.torch import save_file
 from scenes import Scene
@@ -598,6 +600,28 @@ def in_integers(name: str, source: Path, folder: Path) -> tuple[Path, Path]:
         save_file({key: tensor.contiguous() for key, tensor in halves.items()}, of_halves, metadata)
         save_file({key: tensor.contiguous() for key, tensor in stored.items()}, of_int8, metadata)
     return of_int8, of_halves
+
+
+def in_format(name: str, source: Path, folder: Path, kind: str) -> Path:
+    """The same matrices in one of stock's formats, rounded and written by stock's own code."""
+    path = folder / f"{source.stem} {kind}.safetensors"
+    with safe_open(source, "pt") as file:
+        tensors, metadata = {key: file.get_tensor(key) for key in file.keys()}, file.metadata()  # noqa: SIM118
+    layout = QUANT_ALGOS[kind]["comfy_tensor_layout"]
+    linears: Any = comfy.ops.mixed_precision_ops({}, torch.float16)
+    for key, tensor in list(tensors.items()):
+        if tensor.ndim != 2 or tensor.shape[1] % 64 or tensor.shape[0] % 16 or not _is_chosen(key, CASES[name]):
+            continue
+        operation, layer = linears.Linear(tensor.shape[1], tensor.shape[0], bias=False), key.removesuffix(".weight")
+        if kind == "convrot_w4a4":
+            rounded = int8_files.quantised(tensor.half(), int8_files.KINDS[kind])
+        else:
+            rounded = QuantizedTensor.from_float(tensor.half(), layout, scale="recalculate")
+        operation.weight = nn.Parameter(rounded, requires_grad=False)
+        operation.quant_format = kind
+        tensors |= {f"{layer}.{part}": value.detach() for part, value in operation.state_dict().items()}
+    save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, path, metadata)
+    return path
 
 
 def _is_chosen(name: str, case: Case) -> bool:
