@@ -603,10 +603,12 @@ def in_integers(name: str, source: Path, folder: Path) -> tuple[Path, Path]:
 
 
 def in_format(name: str, source: Path, folder: Path, kind: str) -> Path:
-    """The same matrices in one of stock's formats, rounded and written by stock's own code."""
+    """The same matrices in one of stock's formats, rounded and written by stock's own code. With `_awq` behind its name inputs have
+    scales of their own, as text encoders of ComfyUI's templates have them."""
     path = folder / f"{source.stem} {kind}.safetensors"
     with safe_open(source, "pt") as file:
         tensors, metadata = {key: file.get_tensor(key) for key in file.keys()}, file.metadata()  # noqa: SIM118
+    kind, is_smoothed = kind.removesuffix("_awq"), kind.endswith("_awq")
     layout = QUANT_ALGOS[kind]["comfy_tensor_layout"]
     linears: Any = comfy.ops.mixed_precision_ops({}, torch.float16)
     for key, tensor in list(tensors.items()):
@@ -619,6 +621,8 @@ def in_format(name: str, source: Path, folder: Path, kind: str) -> Path:
             rounded = QuantizedTensor.from_float(tensor.half(), layout, scale="recalculate")
         operation.weight = nn.Parameter(rounded, requires_grad=False)
         operation.quant_format = kind
+        if is_smoothed:
+            operation.pre_quant_scale = nn.Parameter(1 + 0.3 * _drawn(layer, tensor[0]), requires_grad=False)
         tensors |= {f"{layer}.{part}": value.detach() for part, value in operation.state_dict().items()}
     save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, path, metadata)
     return path
