@@ -74,10 +74,11 @@ ON_A_CARD = {
     ("Qwen3", Role.TEXT): "the 4B on an H200",
     ("Stable Diffusion or Flux", Role.VAE): "Flux.2's on an H200",
 }
+UNKNOWN_ON_A_CARD = {Role.DIFFUSION: "their published sizes, but SD 3.5's and LTX-2's, on an H100"}
 STREAMS = {Role.DIFFUSION: "yes", Role.TEXT: "yes", Role.VAE: "no, it is small"}
 # What is fused of a file that no family knows: attention has a hook of stock's.
 UNKNOWN = {
-    Role.DIFFUSION: "products of INT8 and W4A4 files; attention in fp16; all products without BF16",
+    Role.DIFFUSION: "products of INT8 and W4A4 files; attention in fp16; all products without BF16; RoPE before CUDA 13",
     Role.TEXT: "no",
     Role.VAE: "no",
 }
@@ -108,7 +109,8 @@ def everything() -> str:
                 tested = f"{on_a_card}; {SMALL}" if on_a_card else SMALL
                 lines.append(f"| {family.words} | {streams} | {family.covers} | {tested} |")
         if names := ", ".join(called(role)):
-            lines.append(f"| {names} ({role.words}s) | {streams} | {UNKNOWN[role]} | {SMALL} |")
+            tested = "; ".join(filter(None, (UNKNOWN_ON_A_CARD.get(role), SMALL)))
+            lines.append(f"| {names} ({role.words}s) | {streams} | {UNKNOWN[role]} | {tested} |")
     lines.append(
         "| every other that ComfyUI loads from one `.safetensors` file, or GGUF files of it | as above | as above | no |"
     )
