@@ -18,6 +18,8 @@ from torch import Tensor
 
 from ...kernels_cuda import KernelPolicy, attention
 from ...kernels_cuda.ops.attention.attention import HEADS
+from ...kernels_cuda.ops.matmul.mlp import CHUNK_BYTES
+from ..base.hooks import PIECES
 from ..base.policy import put_on
 from ..weights.fp32_products import attention_of_fp32, narrows
 from . import named_attention
@@ -123,7 +125,8 @@ class AttentionOverride:
             return stock(*args, **kwargs)
         attend = partial(attention, scale=call.scale, policy=self.policy)
         if narrows(call.q):
-            return call.answer(attention_of_fp32(attend, *call.operands(), call.broadcast_mask()))
+            most = call.options.get(PIECES, CHUNK_BYTES)
+            return call.answer(attention_of_fp32(attend, *call.operands(), call.broadcast_mask(), most))
         return call.answer(attend(*call.operands(), call.broadcast_mask()))
 
     def _obstacle(self, stock: Callable[..., Tensor], call: StockCall) -> str | None:

@@ -41,11 +41,12 @@ def attach() -> None:
         return
 
     @wraps(stock)
-    def linear_input_act(linear: Any, x: Any, input_act: Any) -> Any:
+    def linear_input_act(linear: Any, x: Any, input_act: Any, *args: Any, **kwargs: Any) -> Any:
         running: Running | None = getattr(linear, "__dict__", {}).get(RUNNING)
         policy = None if running is None or torch.compiler.is_compiling() else running.policy
-        if running is None or policy is None or policy.is_off or product_bits(linear) is None:
-            return stock(linear, x, input_act)  # which calls the Linear, if it is of halves
+        is_ours = policy is not None and not policy.is_off and product_bits(linear) is not None
+        if running is None or policy is None or not is_ours or args or kwargs:
+            return stock(linear, x, input_act, *args, **kwargs)  # which calls the Linear, if it is of halves
         activate, rows = ACTIVATIONS.get(input_act), x[..., : linear.in_features]
         if activate and not folded_by_kitchen(linear, x, input_act) and not isinstance(way(linear, rows, policy), str):
             return linear(activate(x, policy))

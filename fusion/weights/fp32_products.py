@@ -25,11 +25,13 @@ from comfy.cli_args import args
 from torch import Tensor
 
 from ...kernels_cuda import KernelPolicy, linear, multiply, obstacle
+from ...kernels_cuda.ops.matmul.mlp import CHUNK_BYTES
 from ...kernels_cuda.ops.views.half_range import LARGEST
 from .integer_weights import stored_integers
 from .operands import bias_of, operands
 from .storage import product_bits
 
+HALF = 2  # bytes
 MULTIPLE = 8  # of which sizes of a product of halves are
 FITS = 2.0**15  # the largest number of a row that was divided
 MOST_POWERS = 113  # of two, that bring the largest FP32 number there
@@ -90,10 +92,31 @@ def product_of_fp32(x: Tensor, operation: Any, policy: KernelPolicy) -> Tensor:
     return sums.mul_(factor) if bias is None else torch.addcmul(bias, sums, factor)
 
 
-def attention_of_fp32(attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+def attention_of_fp32(
+    attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, most: int = CHUNK_BYTES
+) -> Tensor:
     """attend(q, k, v, mask) of halves as FP32, for q, k, v [batch, tokens, heads, d] fp32. Queries and
     keys that are larger than 65504 stay there, because scores of such numbers leave one key; values
-    are scaled by head. A query that a finite mask hides from all keys sees all, as they are."""
+    are scaled by head. A query that a finite mask hides from all keys sees all, as they are.
+
+    most: bytes that the halves may take at once, or those of one head of keys; so many heads are
+    computed together.
+    """
+    batch, tokens, heads, d = q.shape
+    key_heads, share = k.shape[2], heads // k.shape[2]
+    of_a_head = HALF * batch * d * (2 * share * tokens + 2 * k.shape[1])
+    step = max(1, most // max(1, of_a_head))
+    if step >= key_heads:
+        return _attended(attend, q, k, v, mask)
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    for at in range(0, key_heads, step):
+        some, theirs = slice(at, at + step), slice(share * at, share * (at + step))
+        own = mask if mask is None or mask.shape[1] == 1 else mask[:, theirs]
+        out[:, :, theirs] = _attended(attend, q[:, :, theirs], k[:, :, some], v[:, :, some], own)
+    return out
+
+
+def _attended(attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     numbers, factor = scaled(v, (1, 3))
     if mask is not None and mask.dtype is not torch.bool:
         mask = torch.where(mask.isinf(), mask, mask.clamp(-LARGEST, LARGEST)).half()

@@ -97,6 +97,32 @@ def test_attention_of_values_of_any_size(key_heads: int, masked: torch.dtype | N
         assert distance(found[:, :, head].double(), wanted[:, :, head]) < 2e-3
 
 
+@pytest.mark.parametrize("of_each_head", [False, True], ids=["one mask", "a mask for each head"])
+@pytest.mark.parametrize("key_heads", [6, 3, 1])
+def test_attention_of_some_heads_at_a_time(key_heads: int, of_each_head: bool) -> None:
+    """The halves of q, k, v and of the result take no more than they may, or those of one head of keys."""
+    q, k, v = torch.randn(2, 9, 6, 32), torch.randn(2, 11, key_heads, 32), torch.randn(2, 11, key_heads, 32)
+    mask = torch.rand(2, 6 if of_each_head else 1, 9, 11) > 0.3
+    mask = mask.logical_or(torch.arange(11) < 1)
+    asked: list[int] = []
+
+    def attend(*given: torch.Tensor) -> torch.Tensor:
+        asked.append(2 * sum(one.numel() for one in (*given[:3], given[0])))
+        return attention(*given, policy=AUTO)
+
+    whole = attention_of_fp32(attend, q, k, v, mask)
+    (at_once,) = asked
+    for most, count in (
+        (at_once, 1),
+        (at_once - 1, min(2, key_heads)),
+        (at_once // 2, min(2, key_heads)),
+        (1, key_heads),
+    ):
+        asked.clear()
+        assert distance(attention_of_fp32(attend, q, k, v, mask, most), whole) < 1e-3
+        assert len(asked) == count and (max(asked) <= most or count == key_heads)
+
+
 def test_which_networks_are_narrowed(monkeypatch: pytest.MonkeyPatch) -> None:
     """FP32 on a card without BF16, unless a user asked for FP32."""
     card = torch.device("cuda", 0)
