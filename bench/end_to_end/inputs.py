@@ -60,7 +60,7 @@ WIDTHS: dict[Model, Callable[[Any], int]] = {
 }
 
 
-def beside_prompt(model: Model, tokens: int) -> dict[str, Any]:
+def beside_prompt(model: Model, tokens: int, generator: Any) -> dict[str, Any]:
     """What stock's text encoders, or nodes, hand over with a prompt."""
     import torch  # noqa: PLC0415
 
@@ -71,7 +71,7 @@ def beside_prompt(model: Model, tokens: int) -> dict[str, Any]:
     if model == "anima":
         return {"t5xxl_ids": torch.arange(1, tokens + 1), "t5xxl_weights": torch.ones(tokens)}
     if model == "sdxl":
-        return {"pooled_output": torch.randn(1, POOLED, generator=torch.Generator().manual_seed(3))}
+        return {"pooled_output": torch.randn(1, POOLED, generator=generator)}
     return {}
 
 

@@ -150,7 +150,7 @@ class Run:
 
         def prompt() -> Any:
             words = torch.randn(1, tokens, width, generator=generator)
-            return [[words, beside_prompt(self.row.model, tokens)]]
+            return [[words, beside_prompt(self.row.model, tokens, generator)]]
 
         return prompt(), prompt()
 

@@ -12,7 +12,7 @@ from .pictures import HALF
 class Network:
     """A transformer by its blocks.
 
-    dim      of attention
+    dim      of attention; stream: of what passes from block to block, where that is another
     pixel    weights of a block that each token of the picture is multiplied by; word: of the prompt
     beside   weights that make modulations, or are for the few tokens of sound
     shared   a word's are the pixels' weights
@@ -35,6 +35,7 @@ class Network:
     words: int = 256
     side: int = 2
     ends: float = 0.0
+    stream: int = 0
     ffn: int = 0
     gated: bool = False
     has_fp16: bool = True
@@ -70,7 +71,7 @@ def minimax(dim: int, inner: int, ffn: int, layers: int) -> Network:
     """One stream. Of a pruned file a modulation is made of eight numbers."""
     block = 4.0 * dim * inner + 3.0 * dim * ffn
     ends = 2.0 * 96 * dim
-    return Network(layers, inner, block, block, 18.0 * 8 * dim, shared=True, ends=ends, ffn=ffn, gated=True)
+    return Network(layers, inner, block, block, 18.0 * 8 * dim, shared=True, ends=ends, stream=dim, ffn=ffn, gated=True)
 
 
 def krea(dim: int, layers: int) -> Network:

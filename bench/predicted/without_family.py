@@ -28,7 +28,7 @@ Files = Literal["halves", "int8"]
 NARROWED, SUMS, TO_INTEGERS, HEADS = 4.0 + 4.0 + 2.0, 4.0 + 4.0, 4.0 + 2.0 + TO_BYTES, 3 * (4.0 + 2.0) + 2.0 + 4.0
 WIDE = 2.0  # of an FP32 stream's passes, against FP16's
 TEXT = (
-    "A step of models that no family computes, predicted: of a file of halves or fp8 ComfyUI's seconds and ours, of an INT8 file "
+    "A step of models that no family computes, predicted: of a file of halves ComfyUI's seconds and ours, of an INT8 file "
     "those of ComfyUI with comfy-kitchen 0.2.40, as it is installed, and ours. Passes between products are on both sides those of "
     "ComfyUI 0.30's code. **Guessed**: that attention in FP32, which ComfyUI takes for {} on Turing, reaches the part of the "
     "sheet's rate that cuBLAS reaches."
@@ -76,10 +76,11 @@ def load_of(model: Model) -> Load:
     size = (frames[0] if frames else 1, height, width)
     cost, pixels = network.forward(*size), network.pixels(*size)
     tokens = pixels + (network.words if network.joint else 0)
-    x, hidden = float(network.layers * tokens * network.dim), float(network.layers * tokens * network.ffn)
+    width = network.stream or network.dim
+    x, hidden = float(network.layers * tokens * width), float(network.layers * tokens * network.ffn)
     passes = {
         "modulate": 2 * x,
-        "rope": x,
+        "rope": float(network.layers * tokens * network.dim),
         "gate": 2 * x,
         "swiglu" if network.gated else "gelu": hidden,
         **({} if network.joint else {"norm": x, "query norm": x, "add": x}),
@@ -91,7 +92,7 @@ def load_of(model: Model) -> Load:
         to_prompt={HEAD: cost.attention - own},
         passes=passes,
         weights=cost.weights,
-        held=2.0 * tokens * (6 * network.dim + network.ffn),
+        held=2.0 * tokens * (6 * width + network.ffn),
         linears=tuple(_linears(network, tokens)),
         tokens=tokens,
     )
@@ -99,12 +100,12 @@ def load_of(model: Model) -> Load:
 
 def _linears(network: Network, tokens: int) -> Iterator[Linear]:
     """The feed-forward's, and all others as squares; keys and values of a prompt that is only looked at apart."""
-    dim, ffn, layers = network.dim, network.ffn, network.layers
+    dim, width, ffn, layers = network.dim, network.stream or network.dim, network.ffn, network.layers
     count = 2 if network.gated else 1
-    yield Linear(tokens, dim, ffn, count * layers)
+    yield Linear(tokens, width, ffn, count * layers)
     folded = "swiglu" if network.gated else "gelu"
-    yield Linear(tokens, ffn, dim, layers, after=folded if network.folded else "")
-    yield Linear(tokens, dim, dim, layers * (network.pixel - (count + 1) * dim * ffn) / dim**2)
+    yield Linear(tokens, ffn, width, layers, after=folded if network.folded else "")
+    yield Linear(tokens, width, dim, layers * (network.pixel - (count + 1) * width * ffn) / (width * dim))
     if not network.joint:
         yield Linear(network.words, dim, dim, layers * network.word / dim**2)
 
@@ -159,7 +160,7 @@ def _with_passes(load: Load, speeds: Speeds, files: Files, is_wide: bool, *, fol
             passes[one.after] -= elements
     factor = WIDE if is_wide else 1.0
     bytes_ = {name: factor * count for name, count in speeds.pass_bytes.items()}
-    stored = 0.5  # fp8 or INT8
+    stored = 0.5 if files == "int8" else 1.0
     return replace(load, passes={**passes, "narrow": moved}), replace(
         speeds, pass_bytes={**bytes_, "narrow": 1.0}, stored=stored
     )

@@ -33,6 +33,10 @@ HALF = 2  # bytes of an element, as `most_rows` counts
 Piece = tuple[slice, ...]  # of the dimensions before a row
 
 
+# Stock scales what a product of these reads by the largest of all rows, unless its file says how.
+SCALED_BY_ALL = ("TensorCoreNVFP4Layout",)
+
+
 class Cutting:
     """How the rows of one feed-forward are cut. between: elements of a row's hidden values together."""
 
@@ -106,12 +110,17 @@ def feed_forwards(net: nn.Module) -> Iterator[tuple[nn.Module, Rows]]:
                 continue
             seen.add(id(child))
             rows = rows_of(child) if _count(child) in PRODUCTS else None
-            if rows is not None and rows.widest > rows.out:
+            if rows is not None and rows.widest > rows.out and not any(map(_scales_by_all, products_in(child))):
                 yield child, rows
             else:
                 yield from within(child)
 
     return within(net)
+
+
+def _scales_by_all(product: Any) -> bool:
+    has_scale = getattr(product, "input_scale", None) is not None
+    return getattr(product, "layout_type", None) in SCALED_BY_ALL and not has_scale
 
 
 def _count(module: nn.Module) -> int:

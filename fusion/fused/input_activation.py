@@ -9,10 +9,12 @@ pass, and the product is asked for as any other (`operations.py`).
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any
 
+import comfy.model_management
 import comfy.ops
 import comfy.quant_ops
 import torch
@@ -20,13 +22,15 @@ from torch import Tensor
 
 from ...kernels_cuda import gelu, silu_mul
 from ..base.hooks import INPUT_ACTIVATION, RUNNING
-from ..weights.storage import product_bits
+from ..weights.storage import INT8_LAYOUT, is_quantised, layout_of
 from .kitchen_rope import ONE_PASS
-from .operations import Running, multiplications, way
+from .operations import CALLED_OTHERWISE, Running, multiplications, way
 
 NAME = "linear_input_act"  # of ComfyUI's function
+ARGUMENTS = ["linear", "x", "input_act"]
 TYPES = (torch.float16, torch.bfloat16)  # that kitchen's kernel takes
 AMPERE = (8, 0)
+GROUP, LONGEST = 256, 16384  # of the rotation, and of the rows, that kitchen folds
 FOLDED = "which comfy-kitchen rounds and activates in one kernel"  # why a product is ComfyUI's
 ACTIVATIONS: Mapping[str, Callable[..., Tensor]] = {
     "gelu_tanh": lambda x, policy: gelu(x, "tanh", policy=policy),
@@ -35,41 +39,52 @@ ACTIVATIONS: Mapping[str, Callable[..., Tensor]] = {
 
 
 def attach() -> None:
-    """Let networks of ours be asked from now on."""
+    """Let networks of ours be asked from now on. In a ComfyUI whose function is another it stays."""
     stock = getattr(comfy.ops, NAME, None)
-    if stock is None or hasattr(stock, INPUT_ACTIVATION):
+    if stock is None or hasattr(stock, INPUT_ACTIVATION) or list(inspect.signature(stock).parameters) != ARGUMENTS:
         return
 
     @wraps(stock)
-    def linear_input_act(linear: Any, x: Any, input_act: Any, *args: Any, **kwargs: Any) -> Any:
+    def linear_input_act(linear: Any, x: Any, input_act: Any) -> Any:
         running: Running | None = getattr(linear, "__dict__", {}).get(RUNNING)
         policy = None if running is None or torch.compiler.is_compiling() else running.policy
-        is_ours = policy is not None and not policy.is_off and product_bits(linear) is not None
-        if running is None or policy is None or not is_ours or args or kwargs:
-            return stock(linear, x, input_act, *args, **kwargs)  # which calls the Linear, if it is of halves
+        if running is None or policy is None or policy.is_off or not _is_passed_by(linear):
+            return stock(linear, x, input_act)
         activate, rows = ACTIVATIONS.get(input_act), x[..., : linear.in_features]
-        if activate and not folded_by_kitchen(linear, x, input_act) and not isinstance(way(linear, rows, policy), str):
+        if activate is None:
+            found: Any = CALLED_OTHERWISE
+        else:
+            found = FOLDED if folded_by_kitchen(linear, x) else way(linear, rows, policy)
+        if activate is not None and not isinstance(found, str):
             return linear(activate(x, policy))
-        running.left[FOLDED] += multiplications(linear, rows)
+        running.left[found] += multiplications(linear, rows)
         return stock(linear, x, input_act)
 
     setattr(linear_input_act, INPUT_ACTIVATION, stock)
     setattr(comfy.ops, NAME, linear_input_act)
 
 
-def folded_by_kitchen(linear: Any, x: Tensor, input_act: str) -> bool:
-    """Whether a kernel of kitchen's does the activation while it rounds x, as fast as ours would only
-    round."""
-    kitchen = getattr(comfy.quant_ops, "ck", None)
-    if kitchen is None or x.dtype not in TYPES or not runs_folded(x.device):
+def _is_passed_by(linear: Any) -> bool:
+    """Whether ComfyUI's function multiplies by itself. Else it calls the Linear, which is asked then."""
+    weight = linear.weight
+    is_int8 = (
+        is_quantised(weight) and layout_of(weight) == INT8_LAYOUT and not getattr(weight._params, "transposed", False)
+    )
+    return is_int8 and not comfy.model_management.in_training
+
+
+def folded_by_kitchen(linear: Any, x: Tensor) -> bool:
+    """Whether a kernel of kitchen's does the activation while it rounds x for an INT8 weight, as fast as
+    ours would only round."""
+    kitchen, weight = getattr(comfy.quant_ops, "ck", None), linear.weight
+    group = getattr(weight._params, "convrot_groupsize", 0) if getattr(weight._params, "convrot", False) else 0
+    if kitchen is None or group != GROUP or linear.in_features % GROUP or linear.in_features > LONGEST:
         return False
-    data = getattr(linear.weight, "_qdata", None)
-    if data is None:
+    if x.dtype not in TYPES or not runs_folded(x.device):
         return False
     given = {
-        "x": x, "weight": data, "weight_scale": linear.weight._params.scale, "bias": linear.bias, "out_dtype": x.dtype,
-        "convrot": getattr(linear.weight._params, "convrot", False),
-        "convrot_groupsize": getattr(linear.weight._params, "convrot_groupsize", 256), "input_act": input_act,
+        "x": x, "weight": weight._qdata, "weight_scale": weight._params.scale, "bias": linear.bias, "out_dtype": x.dtype,
+        "convrot": True, "convrot_groupsize": group,
     }  # fmt: skip
     registry = kitchen.registry
     return any(registry.validate_backend_for_call(one, "int8_linear", given).success for one in ONE_PASS)

@@ -6,7 +6,7 @@ pass. Where they do not serve, and ComfyUI switches them off where torch's CUDA 
 kitchen's eager backend makes a dozen of it. A backend of ours is in the registry, too, and in
 nobody's list: a call of a model chooses it, for its thread and its time (`turning`). What it does
 not serve goes on to kitchen's own choice, which for eager torch rounds between norm and rotation;
-ours is FP32 and rounds once.
+ours is FP32 and rounds once, but where only a part of a head turns.
 """
 
 from __future__ import annotations

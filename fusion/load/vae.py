@@ -89,14 +89,26 @@ def _stocks(
     """Stock's own VAE. dtype: type to compute in; None: as stock chooses."""
     if not quantised_file.quantised_layers(weights):
         return _made(path, weights, metadata, dtype)
+    if (vae := _of_quantised(path, weights, metadata, dtype)) is not None:
+        return vae
+    try:
+        halves = quantised_file.in_halves(weights)
+    except WrongFile as error:
+        raise WrongFile(f"{path}: {error}") from error
+    vae = _made(path, halves, metadata, dtype)
+    LEDGER.say_once(f"{path}: this ComfyUI's VAEs take no quantised weights: they were unpacked to FP16.", logging.INFO)
+    return vae
+
+
+def _of_quantised(
+    path: str, weights: dict[str, torch.Tensor], metadata: Mapping[str, str] | None, dtype: torch.dtype | None
+) -> Any:
+    """Stock's own VAE with its weights as the file has them; None: it would take their codes for numbers."""
     with contextlib.suppress(WrongFile):  # packed numbers have other shapes than the network's
         vae = _made(path, dict(weights), metadata, dtype)
         if quantised_file.holds_quantised(vae.first_stage_model):
             return vae
-    LEDGER.say_once(f"{path}: this ComfyUI's VAEs take no quantised weights: they are unpacked to FP16.", logging.INFO)
-    with naming(path):
-        halves = quantised_file.in_halves(weights)
-    return _made(path, halves, metadata, dtype)
+    return None
 
 
 def _made(

@@ -16,11 +16,13 @@ import comfy.ops
 import torch
 from torch import Tensor, nn
 
+from ..base.errors import WrongFile
 from ..weights.storage import is_quantised
 
 NOTE = ".comfy_quant"  # of a layer: how its weight is stored, as JSON
 PACKED = ("nvfp4", "convrot_w4a4")  # formats with two numbers to a byte
-WIDEST = torch.float16
+HALVES = torch.float16  # what weights are unpacked to
+FP8 = ("float8_e4m3fn", "float8_e5m2")
 
 Tensors = Mapping[str, Tensor]
 
@@ -36,8 +38,9 @@ def holds_quantised(net: nn.Module) -> bool:
 
 
 def in_halves(tensors: Tensors) -> dict[str, Tensor]:
-    """The same tensors with every quantised weight as fp16 [n, k], without scales and notes. Raises
-    ValueError for a format that this ComfyUI does not know."""
+    """The same tensors with every quantised weight as fp16, without scales and notes. Sizes of nvfp4
+    are multiples of 16, because it pads others and a file does not tell them. Raises `WrongFile` for
+    what this ComfyUI cannot unpack."""
     found = dict(tensors)
     for layer in quantised_layers(tensors):
         own = {name: found.pop(name) for name in tensors if name.startswith(f"{layer}.")}
@@ -49,18 +52,20 @@ def in_halves(tensors: Tensors) -> dict[str, Tensor]:
 
 
 def _numbers(layer: str, state: dict[str, Tensor]) -> Tensor:
-    weight, note = state["weight"], json.loads(state["comfy_quant"].numpy().tobytes())
+    weight, kind = state["weight"], json.loads(state["comfy_quant"].numpy().tobytes()).get("format")
+    if weight.ndim != 2 and kind in FP8:
+        return weight.to(HALVES) * state.get("weight_scale", torch.ones(())).to(HALVES)
     if weight.ndim != 2:
-        raise ValueError(
-            f"{layer}.weight is quantised with {weight.ndim} dimensions, and this ComfyUI unpacks matrices only"
+        raise WrongFile(
+            f"{layer}.weight is {kind} in {weight.ndim} dimensions. This ComfyUI unpacks matrices: update it."
         )
     n, width = weight.shape
-    linears: Any = comfy.ops.mixed_precision_ops({}, WIDEST)
-    k = 2 * width if note.get("format") in PACKED else width
+    linears: Any = comfy.ops.mixed_precision_ops({}, HALVES)
     try:
-        operation = linears.Linear(k, n, bias=False)
+        operation = linears.Linear(2 * width if kind in PACKED else width, n, bias=False)
         operation.load_state_dict({name: tensor for name, tensor in state.items() if name != "bias"}, strict=False)
     except (KeyError, ValueError) as error:
-        raise ValueError(f"{layer}: this ComfyUI does not know its format, {note.get('format')}: update it") from error
+        raise WrongFile(f"{layer}.weight is {kind}, which this ComfyUI does not know: update it.") from error
     found: Tensor = operation.weight.dequantize()
-    return found.to(WIDEST)
+    smoothing = getattr(operation, "pre_quant_scale", None)  # of what is multiplied with it
+    return (found if smoothing is None else found * smoothing.to(found)).to(HALVES)

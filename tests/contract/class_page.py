@@ -14,12 +14,14 @@ INTRODUCTION = """# Model classes
 
 Every class of diffusion models that ComfyUI 0.30 knows, but six, has a small true network in the tests, of ComfyUI's own code with
 random weights. Each streams, and is with kernels off ComfyUI's to the bit; so is each without a family in every format that ComfyUI
-has (fp8 both, nvfp4 with and without AWQ's scales, mxfp8, INT8, W4A4).
+has (fp8 both, nvfp4 with and without AWQ's scales, mxfp8, INT8, W4A4), but for six in 4 bits and HuMo, whose small files are
+not made.
 
 A family has [code of its own](models.md). Of the others FuseStream computes
-[operations](how-it-works.md#models-that-no-family-knows). Of these the table says which share of the multiplications of a call's products is FuseStream's, and its error against FP32, of what
-ComfyUI errs: with a file of INT8 numbers beside ComfyUI's own INT8; and on a card without BF16, with a file of halves, of BF16's.
-`python3 dev.py test tests/contract/test_model_classes.py --thorough --update-classes` measures it anew, on the CPU.
+[operations](how-it-works.md#models-that-no-family-knows). Of these the table says which share of the multiplications of a call's
+products is FuseStream's, and its error against FP32, of what ComfyUI errs: with a file of INT8 numbers beside ComfyUI's own INT8;
+and on a card without BF16, with a file of halves, of BF16's. A dash: not measured, because a family computes it, or because there
+is no such file. `dev.py test tests/contract/test_model_classes.py --thorough --update-classes` measures it anew, on the CPU.
 """
 
 

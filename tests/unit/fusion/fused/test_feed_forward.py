@@ -364,3 +364,15 @@ def test_a_network_as_a_whole_is_never_cut() -> None:
     net = nn.Sequential(OPS.Linear(8, 32), nn.GELU(), OPS.Linear(32, 8))
     operations.fuse(net)
     assert feed_forward.fuse(net) == 0
+
+
+def test_products_that_scale_by_the_largest_of_all_rows_are_not_cut() -> None:
+    """Of nvfp4, unless the file has the scale: a piece would be rounded otherwise than the whole."""
+    made: Any = comfy.ops.manual_cast.Linear
+    net = nn.ModuleDict({"ff": nn.Sequential(made(16, 64), nn.GELU(), made(64, 16))})
+    product: Any = net["ff"][0]
+    assert len(list(feed_forward.feed_forwards(net))) == 1
+    product.layout_type = "TensorCoreNVFP4Layout"
+    assert not list(feed_forward.feed_forwards(net))
+    product.input_scale = torch.ones(())
+    assert len(list(feed_forward.feed_forwards(net))) == 1

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fusestream import checkpoints
 from fusestream.fusion.base.hooks import RUNNING
-from fusestream.fusion.fused import input_activation
+from fusestream.fusion.fused import input_activation, operations
 from fusestream.kernels_cuda import KernelPolicy
 
 KIND = "minimax_h3"
@@ -85,19 +85,50 @@ def test_attaching_twice_is_once() -> None:
     assert comfy.ops.linear_input_act is once
 
 
+CONVROT = int8_files.KINDS["convrot"]
+
+
 @pytest.mark.parametrize(
-    ("is_new_card", "served", "folded"), [(True, {"cuda"}, True), (True, set(), False), (False, {"cuda"}, False)]
+    ("kind", "k", "is_new_card", "served", "folded"),
+    [
+        (CONVROT, 256, True, {"cuda"}, True),
+        (CONVROT, 256, True, set(), False),
+        (CONVROT, 256, False, {"cuda"}, False),
+        (CONVROT, 64, True, {"cuda"}, False),  # turned in smaller groups
+        (int8_files.KINDS["rows"], 256, True, {"cuda"}, False),  # not turned
+    ],
 )
-def test_when_kitchen_folds(is_new_card: bool, served: set[str], folded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    linear = int8_files.linear_of_file(int8_files.KINDS["convrot"], 64, 256)
+def test_when_kitchen_folds(
+    kind: Any, k: int, is_new_card: bool, served: set[str], folded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rules know neither the activation nor the group: what it folds its code says."""
+    linear = int8_files.linear_of_file(kind, 64, k)
     asked: list[Any] = []
 
     def validate(name: str, function: str, given: Any) -> Any:
-        asked.append((function, given["input_act"], given["convrot"], given["convrot_groupsize"]))
+        asked.append((function, given["convrot"], given["convrot_groupsize"]))
         return type("Answer", (), {"success": name in served})
 
     monkeypatch.setattr(input_activation, "runs_folded", lambda _: is_new_card)
     monkeypatch.setattr(comfy.quant_ops.ck.registry, "validate_backend_for_call", validate)
-    assert input_activation.folded_by_kitchen(linear, torch.zeros(1, 512).half(), "swiglu") is folded
-    assert set(asked) <= {("int8_linear", "swiglu", True, 256)} and bool(asked) is is_new_card
-    assert not input_activation.folded_by_kitchen(linear, torch.zeros(1, 512), "swiglu")
+    assert input_activation.folded_by_kitchen(linear, torch.zeros(1, 2 * k).half()) is folded
+    assert set(asked) <= {("int8_linear", True, 256)}
+    assert not input_activation.folded_by_kitchen(linear, torch.zeros(1, 2 * k))
+
+
+@pytest.mark.parametrize("storage", ["convrot", "convrot_w4a4"])
+def test_each_product_is_counted_once_and_for_its_reason(storage: str, tmp_path: Path) -> None:
+    """*Exact* multiplies no integers; for W4A4 ComfyUI's function calls the Linear, which counts itself."""
+    path, _ = int8_files.write(checkpoints.write(KIND, tmp_path, "fp16"), tmp_path, storage)
+    ours, exact = painted(path, AUTO)[1], painted(path, KernelPolicy.of("auto", precision="precise"))[1]
+    assert exact.ours == 0 and exact.stocks == ours.ours + ours.stocks
+    assert input_activation.FOLDED not in exact.left and exact.left[operations.NO_KERNEL] > exact.stocks / 2
+
+
+def test_a_function_with_other_arguments_stays_stocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_tomorrow(linear: Any, x: Any, input_act: Any, prologue: Any = None) -> Any:
+        return linear, x, input_act, prologue
+
+    monkeypatch.setattr(comfy.ops, "linear_input_act", of_tomorrow)
+    input_activation.attach()
+    assert comfy.ops.linear_input_act is of_tomorrow

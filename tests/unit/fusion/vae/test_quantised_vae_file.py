@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import comfy.ldm.minimax.vae as minimax
+import comfy.ops
 import comfy.sd
 import comfy.utils
 import int8_files
 import pytest
 import torch
+from comfy.quant_ops import QUANT_ALGOS, QuantizedTensor
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
+from fusestream.fusion.base.errors import WrongFile
 from fusestream.fusion.load.vae import load_vae
 from fusestream.fusion.vae import quantised_file
 from fusestream.kernels_cuda import LEDGER
@@ -104,5 +107,41 @@ def test_a_format_that_this_comfyui_does_not_know_is_named(halves: dict[str, Ten
     layer = quantised_file.quantised_layers(tensors)[0]
     told = torch.frombuffer(bytearray(b'{"format": "of tomorrow"}'), dtype=torch.uint8)
     path = written(tmp_path / "tomorrow.safetensors", {**tensors, f"{layer}.comfy_quant": told})
-    with pytest.raises(ValueError, match=f"(?s)tomorrow.safetensors.*{re.escape(layer)}.*of tomorrow.*update"):
+    with pytest.raises(WrongFile, match=f"(?s)tomorrow.safetensors.*{re.escape(layer)}.*of tomorrow.*update"):
         load_vae(path)
+
+
+def of_format(layer: str, kind: str, weight: Tensor, **more: Tensor) -> dict[str, Tensor]:
+    """A layer of a file in one of stock's formats, by stock's own code."""
+    operation: Any = comfy.ops.mixed_precision_ops({}, torch.float16).Linear(*weight.shape[::-1], bias=False)
+    layout = QUANT_ALGOS[kind]["comfy_tensor_layout"]
+    operation.weight = nn.Parameter(
+        QuantizedTensor.from_float(weight, layout, scale="recalculate"), requires_grad=False
+    )
+    operation.quant_format = kind
+    for name, value in more.items():
+        setattr(operation, name, nn.Parameter(value, requires_grad=False))
+    return {f"{layer}.{name}": value.detach() for name, value in operation.state_dict().items()}
+
+
+@pytest.mark.parametrize("kind", sorted({*QUANT_ALGOS} - {"convrot_w4a4"}))
+def test_a_layer_computes_as_stocks_quantised_one(kind: str) -> None:
+    """Scales of inputs, as AWQ has them, are in the weight then."""
+    weight, x = torch.randn(32, 64).half(), torch.randn(5, 64).half()
+    smoothing = {"pre_quant_scale": (1 + torch.rand(64)).half()} if kind == "nvfp4" else {}
+    tensors = of_format("a.b", kind, weight, **smoothing)
+    stocks: Any = comfy.ops.mixed_precision_ops({}, torch.float16, full_precision_mm=True).Linear(64, 32, bias=False)
+    stocks.load_state_dict({name.removeprefix("a.b."): tensor for name, tensor in tensors.items()})
+    found = quantised_file.in_halves(tensors)
+    assert found.keys() == {"a.b.weight"}
+    assert off(x.float() @ found["a.b.weight"].float().T, stocks(x).float()) < 0.01
+
+
+def test_of_convolutions_fp8_alone_is_unpacked() -> None:
+    weight = torch.randn(4, 4, 3, 3)
+    note = torch.frombuffer(bytearray(b'{"format": "float8_e4m3fn"}'), dtype=torch.uint8)
+    file = {"c.weight": weight.to(torch.float8_e4m3fn), "c.weight_scale": torch.tensor(2.0), "c.comfy_quant": note}
+    assert off(quantised_file.in_halves(file)["c.weight"].float(), 2 * weight) < 0.05
+    of_int8 = torch.frombuffer(bytearray(b'{"format": "int8_tensorwise"}'), dtype=torch.uint8)
+    with pytest.raises(WrongFile, match=r"c\.weight is int8_tensorwise in 4 dimensions"):
+        quantised_file.in_halves({"c.weight": weight.to(torch.int8), "c.comfy_quant": of_int8})
