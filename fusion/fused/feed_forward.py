@@ -28,7 +28,6 @@ from .operations import Running
 from .row_wise import Rows, products_in, rows_of
 
 PRODUCTS = range(2, 5)  # of a feed-forward: in, gate, out, and one more
-HALF = 2  # bytes of an element, as `most_rows` counts
 
 Piece = tuple[slice, ...]  # of the dimensions before a row
 
@@ -48,7 +47,7 @@ class Cutting:
         policy = self._running.policy
         if policy is None or policy.is_off or torch.compiler.is_compiling() or torch.is_grad_enabled():
             return ()
-        most = most_rows(self.between * x.element_size() // HALF, self._running.pieces)
+        most = most_rows(self.between * x.element_size() // torch.float16.itemsize, self._running.pieces)
         if x.shape[:-1].numel() <= most or self._parts.replaced() is not None:
             return ()
         return list(pieces_of(x.shape[:-1], most))

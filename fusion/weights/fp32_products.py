@@ -31,7 +31,6 @@ from .integer_weights import stored_integers
 from .operands import bias_of, operands
 from .storage import product_bits
 
-HALF = 2  # bytes
 MULTIPLE = 8  # of which sizes of a product of halves are
 FITS = 2.0**15  # the largest number of a row that was divided
 MOST_POWERS = 113  # of two, that bring the largest FP32 number there
@@ -104,7 +103,7 @@ def attention_of_fp32(
     """
     batch, tokens, heads, d = q.shape
     key_heads, share = k.shape[2], heads // k.shape[2]
-    of_a_head = HALF * batch * d * (2 * share * tokens + 2 * k.shape[1])
+    of_a_head = torch.float16.itemsize * batch * d * (2 * share * tokens + 2 * k.shape[1])
     step = max(1, most // max(1, of_a_head))
     if step >= key_heads:
         return _attended(attend, q, k, v, mask)
