@@ -160,14 +160,15 @@ def test_what_stocks_library_is_asked(monkeypatch):
     assert "nothing to compute" in (rival.refuse(call(x=halves(0, 32))) or "")
     assert [c.name for c in op.INT8.op.candidates] == ["cuda", "stock", "comfy-kitchen"]  # `off` takes stock
     weight, stream = whole(16, 256), torch.randn(4, 16)
-    for dtype in (torch.float16, torch.bfloat16):
+    # Kitchen rounds before the activation and what follows it, ours at the end.
+    for dtype, within in ((torch.float16, 0.01), (torch.bfloat16, 0.03)):
         x, bias = torch.randn(4, 256).to(dtype), torch.randn(16).to(dtype)
         for options in (("gelu_tanh", 1.0, False, 0, None), ("none", 1.0, False, 64, dtype)):
             asked = call(x, weight, torch.tensor(0.01), bias, stream, bias, options=options)
             got = rival.prepare(asked)(*asked.tensors)
             want = op.INT8.op.reference(*asked.tensors, *options)
             assert got.dtype is want.dtype
-            assert (got - want).double().norm() / want.double().norm() < 0.01
+            assert (got - want).double().norm() / want.double().norm() < within
 
 
 def test_without_stocks_library(monkeypatch):
