@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import comfy.ops
 import torch
-from comfy.quant_ops import QuantizedTensor
+from comfy.quant_ops import QUANT_ALGOS, QuantizedTensor
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -81,24 +82,59 @@ def state_dict(weight: Any, name: str) -> dict[str, Tensor]:
     return {f"{name}.weight": weight._qdata, f"{name}.weight_scale": weight._params.scale, f"{name}.comfy_quant": told}
 
 
+def in_format(weight: Tensor, kind: str, layer: str, **more: Tensor) -> dict[str, Tensor]:
+    """A layer [n, k] of a file in one of stock's formats, rounded and written by stock's own code. more: parameters beside the
+    weight."""
+    if kind == "convrot_w4a4":
+        rounded = quantised(weight, KINDS[kind])
+    else:
+        rounded = QuantizedTensor.from_float(weight, QUANT_ALGOS[kind]["comfy_tensor_layout"], scale="recalculate")
+    operation: Any = comfy.ops.mixed_precision_ops({}, torch.float16).Linear(
+        weight.shape[1], weight.shape[0], bias=False
+    )
+    operation.quant_format = kind
+    for name, value in {"weight": rounded, **more}.items():
+        setattr(operation, name, nn.Parameter(value, requires_grad=False))
+    return {f"{layer}.{name}": value.detach() for name, value in operation.state_dict().items()}
+
+
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str] | None]:
+    """A file's tensors and what it says of itself."""
+    with safe_open(path, "pt") as opened:
+        return {name: opened.get_tensor(name) for name in opened.keys()}, opened.metadata()  # noqa: SIM118
+
+
+def save(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata)
+
+
+def in_integers(
+    tensors: dict[str, Tensor], kind: str, chosen: Callable[[str, Tensor], bool]
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """A file with the chosen matrices as integers, and the same with what those stand for in fp16."""
+    stored, halves = dict(tensors), dict(tensors)
+    for name, tensor in tensors.items():
+        if name.endswith(".weight") and tensor.ndim == 2 and chosen(name, tensor):
+            one = quantised(tensor, KINDS[kind])
+            stored |= state_dict(one, name.removesuffix(".weight"))
+            halves[name] = numbers(one)
+    return stored, halves
+
+
 def write(source: Path, folder: Path, kind: str) -> tuple[Path, Path]:
     """The fp16 file of a Wan, Flux or Z-Image with its blocks' matrices in 8 bits, and the same with what those stand for in fp16.
     Modulations stay, which stock multiplies."""
     of_int8, of_halves = (folder / f"{source.stem} {kind} {form}.safetensors" for form in ("int8", "halves"))
-    if of_int8.exists():
-        return of_int8, of_halves
-    with safe_open(source, "pt") as opened:
-        tensors, metadata = {name: opened.get_tensor(name) for name in opened.keys()}, opened.metadata()  # noqa: SIM118
-    stored, halves = dict(tensors), dict(tensors)
-    for name, tensor in tensors.items():
-        is_matrix = name.startswith(BLOCKS) and name.endswith(".weight") and tensor.ndim == 2
-        if is_matrix and "mod" not in name.lower() and tensor.shape[1] % KINDS[kind].multiple == 0:
-            one = quantised(tensor, KINDS[kind])
-            stored |= state_dict(one, name.removesuffix(".weight"))
-            halves[name] = numbers(one)
-    save_file({name: tensor.contiguous() for name, tensor in halves.items()}, of_halves, metadata)
-    save_file({name: tensor.contiguous() for name, tensor in stored.items()}, of_int8, metadata)
+    if not of_int8.exists():
+        tensors, metadata = read(source)
+        stored, halves = in_integers(tensors, kind, lambda name, tensor: _is_a_blocks(name, tensor, KINDS[kind]))
+        save(halves, of_halves, metadata)
+        save(stored, of_int8, metadata)
     return of_int8, of_halves
+
+
+def _is_a_blocks(name: str, tensor: Tensor, kind: Kind) -> bool:
+    return name.startswith(BLOCKS) and "mod" not in name.lower() and tensor.shape[1] % kind.multiple == 0
 
 
 def linear_of_file(

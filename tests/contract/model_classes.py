@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 
 import comfy.model_detection
 import comfy.nested_tensor
-import comfy.ops
 import comfy.sample
 import comfy.sd
 import comfy.supported_models
@@ -32,8 +31,6 @@ import family_scenes
 import int8_files
 import pytest
 import torch
-from comfy.quant_ops import QUANT_ALGOS, QuantizedTensor
-from safetensors import safe_open
 from safetensors.torch import save_file
 from scenes import Scene
 from torch import Tensor, nn
@@ -589,42 +586,28 @@ def in_integers(name: str, source: Path, folder: Path) -> tuple[Path, Path]:
     """A file with its blocks' matrices in 8 bits, and the same with what those stand for in fp16."""
     of_int8, of_halves = (folder / f"{source.stem} {form}.safetensors" for form in ("int8", "halves"))
     if not of_int8.exists():
-        with safe_open(source, "pt") as file:
-            tensors, metadata = {key: file.get_tensor(key) for key in file.keys()}, file.metadata()  # noqa: SIM118
-        stored, halves = dict(tensors), dict(tensors)
-        for key, tensor in tensors.items():
-            if tensor.ndim == 2 and tensor.shape[1] % 4 == 0 and _is_chosen(key, CASES[name]):
-                one = int8_files.quantised(tensor, int8_files.KINDS["convrot"])
-                stored |= int8_files.state_dict(one, key.removesuffix(".weight"))
-                halves[key] = int8_files.numbers(one)
-        save_file({key: tensor.contiguous() for key, tensor in halves.items()}, of_halves, metadata)
-        save_file({key: tensor.contiguous() for key, tensor in stored.items()}, of_int8, metadata)
+        tensors, metadata = int8_files.read(source)
+
+        def chosen(key: str, tensor: Tensor) -> bool:
+            return tensor.shape[1] % 4 == 0 and _is_chosen(key, CASES[name])
+
+        stored, halves = int8_files.in_integers(tensors, "convrot", chosen)
+        int8_files.save(halves, of_halves, metadata)
+        int8_files.save(stored, of_int8, metadata)
     return of_int8, of_halves
 
 
 def in_format(name: str, source: Path, folder: Path, kind: str) -> Path:
-    """The same matrices in one of stock's formats, rounded and written by stock's own code. With `_awq` behind its name inputs have
-    scales of their own, as text encoders of ComfyUI's templates have them."""
+    """The same matrices in one of stock's formats. With `_awq` behind its name inputs have scales of their own, as text encoders of
+    ComfyUI's templates have them."""
     path = folder / f"{source.stem} {kind}.safetensors"
-    with safe_open(source, "pt") as file:
-        tensors, metadata = {key: file.get_tensor(key) for key in file.keys()}, file.metadata()  # noqa: SIM118
-    kind, is_smoothed = kind.removesuffix("_awq"), kind.endswith("_awq")
-    layout = QUANT_ALGOS[kind]["comfy_tensor_layout"]
-    linears: Any = comfy.ops.mixed_precision_ops({}, torch.float16)
+    tensors, metadata = int8_files.read(source)
     for key, tensor in list(tensors.items()):
-        if tensor.ndim != 2 or tensor.shape[1] % 64 or tensor.shape[0] % 16 or not _is_chosen(key, CASES[name]):
-            continue
-        operation, layer = linears.Linear(tensor.shape[1], tensor.shape[0], bias=False), key.removesuffix(".weight")
-        if kind == "convrot_w4a4":
-            rounded = int8_files.quantised(tensor.half(), int8_files.KINDS[kind])
-        else:
-            rounded = QuantizedTensor.from_float(tensor.half(), layout, scale="recalculate")
-        operation.weight = nn.Parameter(rounded, requires_grad=False)
-        operation.quant_format = kind
-        if is_smoothed:
-            operation.pre_quant_scale = nn.Parameter(1 + 0.3 * _drawn(layer, tensor[0]), requires_grad=False)
-        tensors |= {f"{layer}.{part}": value.detach() for part, value in operation.state_dict().items()}
-    save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, path, metadata)
+        if tensor.ndim == 2 and not (tensor.shape[1] % 64 or tensor.shape[0] % 16) and _is_chosen(key, CASES[name]):
+            layer = key.removesuffix(".weight")
+            more = {"pre_quant_scale": 1 + 0.3 * _drawn(layer, tensor[0])} if kind.endswith("_awq") else {}
+            tensors |= int8_files.in_format(tensor.half(), kind.removesuffix("_awq"), layer, **more)
+    int8_files.save(tensors, path, metadata)
     return path
 
 

@@ -14,9 +14,8 @@ import comfy.utils
 import int8_files
 import pytest
 import torch
-from comfy.quant_ops import QUANT_ALGOS, QuantizedTensor
-from safetensors.torch import save_file
-from torch import Tensor, nn
+from comfy.quant_ops import QUANT_ALGOS
+from torch import Tensor
 
 from fusestream.fusion.base.errors import WrongFile
 from fusestream.fusion.load.vae import load_vae
@@ -53,18 +52,13 @@ def halves() -> dict[str, Tensor]:
 
 
 def written(path: Path, tensors: dict[str, Tensor]) -> str:
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+    int8_files.save(tensors, path)
     return str(path)
 
 
 def files(halves: dict[str, Tensor], folder: Path, kind: str) -> tuple[str, str]:
     """With matrices of integers, and the same in halves."""
-    stored, exact = dict(halves), dict(halves)
-    for name in filter(MATRIX.fullmatch, halves):
-        if halves[name].ndim == 2:
-            one = int8_files.quantised(halves[name], int8_files.KINDS[kind])
-            stored |= int8_files.state_dict(one, name.removesuffix(".weight"))
-            exact[name] = int8_files.numbers(one)
+    stored, exact = int8_files.in_integers(halves, kind, lambda name, _: MATRIX.fullmatch(name) is not None)
     assert len(quantised_file.quantised_layers(stored)) == 8
     return written(folder / "integers.safetensors", stored), written(folder / "halves.safetensors", exact)
 
@@ -111,25 +105,12 @@ def test_a_format_that_this_comfyui_does_not_know_is_named(halves: dict[str, Ten
         load_vae(path)
 
 
-def of_format(layer: str, kind: str, weight: Tensor, **more: Tensor) -> dict[str, Tensor]:
-    """A layer of a file in one of stock's formats, by stock's own code."""
-    operation: Any = comfy.ops.mixed_precision_ops({}, torch.float16).Linear(*weight.shape[::-1], bias=False)
-    layout = QUANT_ALGOS[kind]["comfy_tensor_layout"]
-    operation.weight = nn.Parameter(
-        QuantizedTensor.from_float(weight, layout, scale="recalculate"), requires_grad=False
-    )
-    operation.quant_format = kind
-    for name, value in more.items():
-        setattr(operation, name, nn.Parameter(value, requires_grad=False))
-    return {f"{layer}.{name}": value.detach() for name, value in operation.state_dict().items()}
-
-
 @pytest.mark.parametrize("kind", sorted({*QUANT_ALGOS} - {"convrot_w4a4"}))
 def test_a_layer_computes_as_stocks_quantised_one(kind: str) -> None:
     """Scales of inputs, as AWQ has them, are in the weight then."""
     weight, x = torch.randn(32, 64).half(), torch.randn(5, 64).half()
     smoothing = {"pre_quant_scale": (1 + torch.rand(64)).half()} if kind == "nvfp4" else {}
-    tensors = of_format("a.b", kind, weight, **smoothing)
+    tensors = int8_files.in_format(weight, kind, "a.b", **smoothing)
     stocks: Any = comfy.ops.mixed_precision_ops({}, torch.float16, full_precision_mm=True).Linear(64, 32, bias=False)
     stocks.load_state_dict({name.removeprefix("a.b."): tensor for name, tensor in tensors.items()})
     found = quantised_file.in_halves(tensors)
