@@ -3,8 +3,9 @@
 The hidden values of a feed-forward are several times as wide as what goes in and comes out, and lie
 there several times: as a product's sums, behind the activation, as a gate. They are the peak of a
 long clip. So a module that is proved to be row-wise (`row_wise.py`) computes as many rows at once as
-fit into what is free, or as the call's `PIECES` permits, by its own forward, and writes them where they belong. Its weights lie in
-VRAM meanwhile, as those of any block that is being called, so none crosses the bus again.
+fit into what is free, or as the call's `PIECES` permits, by its own forward, and writes them where
+they belong. Its weights lie in VRAM meanwhile, as those of any block that is being called, so none
+crosses the bus again.
 
 Outside of a call of ours, with kernels off, with gradients, in a compiled graph, and where another
 node has its hands on a part of the module, all rows are computed at once.
@@ -29,11 +30,10 @@ from .row_wise import Rows, products_in, rows_of
 
 PRODUCTS = range(2, 5)  # of a feed-forward: in, gate, out, and one more
 
-Piece = tuple[slice, ...]  # of the dimensions before a row
-
-
 # Stock scales what a product of these reads by the largest of all rows, unless its file says how.
 SCALED_BY_ALL = ("TensorCoreNVFP4Layout",)
+
+Piece = tuple[slice, ...]  # of the dimensions before a row
 
 
 class Cutting:
