@@ -73,7 +73,7 @@ REACHED = 0.85  # of the memory's rate, by a plain read (bench/turing/machine.py
 # Of the tensor cores' peak, by stock's products: measured on an RTX 4090 at a held clock (spatters/mma-matmul).
 CUBLAS = 0.93
 # Where the shares of each kind of card are: the file, and the attention that torch runs there.
-MODELS = {True: ("turing-model.json", "32x128"), False: ("ampere-ada-model.json", "sm_86 head 128")}
+MODELS = {True: ("turing-model.json", "f16_aligned_32x128"), False: ("ampere-ada-model.json", "sm_86 head 128")}
 SLOW = ", IMMA at half rate"  # behind a card's name in these files
 RESULTS = Path(__file__).parent / "results"
 

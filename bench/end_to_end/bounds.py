@@ -197,8 +197,7 @@ def cost_of(row: Row) -> Cost:
     if row.work == "see":
         return seen_picture(WRITERS[row.model], row.height, row.width)
     if row.model in NETWORKS:
-        _, *frames, height, width = row.latent_shape
-        return NETWORKS[row.model].forward(math.prod(frames), height, width)
+        return NETWORKS[row.model].forward(row.latent_shape)
     if row.is_picture:
         return picture_cost(row)
     if row.work == "sample":

@@ -28,6 +28,7 @@ from .packing import PLAIN, TYPES, Tensor, as_is, gguf_values, packed, safetenso
 from .pictures import IMAGE_VAES, KLEIN, UNETS, Z_IMAGE
 from .row_types import TINY, Model
 from .storages import GGUF, file_name
+from .without_family import TABLE_COLUMNS, TABLE_ROWS
 
 WRITERS = 8
 PIECE = 64 << 20  # bytes
@@ -38,9 +39,8 @@ WITHOUT_FAMILY: dict[Model, Callable[[], Table]] = {
     "qwen_image": lambda: pictures.qwen_image(pictures.QwenImageSize(3072, 60, 3584)),
     "hunyuan_video_15": lambda: video.hunyuan_video(video.HunyuanVideoSize(2048, 54, 3584)),
     "ltx23": lambda: video.ltx(LTX23),
-    # How many rows and columns the published table of timesteps has is not known here.
     "minimax_h3": lambda: video.minimax(
-        video.MiniMaxSize(dim=5376, heads=56, ffn=14336, layers=50, text=5120, steps=1025, time=8)
+        video.MiniMaxSize(dim=5376, heads=56, ffn=14336, layers=50, text=5120, steps=TABLE_ROWS, time=TABLE_COLUMNS)
     ),
     "krea2": lambda: pictures.krea(pictures.KreaSize(6144, 28, 2560, 12)),
     "anima": lambda: pictures.anima(pictures.AnimaSize(2048, 28, 1024, 256, 6)),

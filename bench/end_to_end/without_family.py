@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ...fusion.base.cost import Cost
 from .pictures import HALF
+
+# **Guessed**: of the table of timesteps in MiniMax H3's pruned file.
+TABLE_ROWS, TABLE_COLUMNS = 1025, 8
 
 
 @dataclass(frozen=True)
@@ -41,13 +46,14 @@ class Network:
     has_fp16: bool = True
     folded: bool = False
 
-    def pixels(self, frames: int, height: int, width: int) -> int:
-        """Tokens of a latent of this size."""
-        return frames * (height // self.side) * (width // self.side)
+    def pixels(self, latent: Sequence[int]) -> int:
+        """Tokens of a latent [channels, height, width], or with frames behind the channels."""
+        _, *frames, height, width = latent
+        return math.prod(frames) * (height // self.side) * (width // self.side)
 
-    def forward(self, frames: int, height: int, width: int) -> Cost:
-        """One forward of one prompt, for a latent of this size."""
-        pixels = self.pixels(frames, height, width)
+    def forward(self, latent: Sequence[int]) -> Cost:
+        """One forward of one prompt, for a latent of this shape."""
+        pixels = self.pixels(latent)
         multiplied = self.layers * (pixels * self.pixel + self.words * self.word) + pixels * self.ends
         looks = (pixels + self.words) ** 2 if self.joint else pixels * (pixels + self.words)
         held = self.pixel + self.beside + (0.0 if self.shared else self.word)
@@ -68,15 +74,16 @@ def ltx(dim: int, sound: int, layers: int) -> Network:
 
 
 def minimax(dim: int, inner: int, ffn: int, layers: int) -> Network:
-    """One stream. Of a pruned file a modulation is made of eight numbers."""
+    """One stream. Of a pruned file a modulation is made of the columns of a table."""
     block = 4.0 * dim * inner + 3.0 * dim * ffn
     ends = 2.0 * 96 * dim
-    return Network(layers, inner, block, block, 18.0 * 8 * dim, shared=True, ends=ends, stream=dim, ffn=ffn, gated=True)
+    return Network(
+        layers, inner, block, block, 18.0 * TABLE_COLUMNS * dim, shared=True, ends=ends, stream=dim, ffn=ffn, gated=True
+    )
 
 
-def krea(dim: int, layers: int) -> Network:
+def krea(dim: int, ffn: int, layers: int) -> Network:
     """One stream with gated attention, four queries to a key."""
-    ffn = -(-(2 * dim // 3 * 4) // 128) * 128
     block = 3.5 * dim**2 + 3.0 * dim * ffn
     return Network(layers, dim, block, block, shared=True, ends=2.0 * 64 * dim, ffn=ffn, gated=True)
 
@@ -93,6 +100,6 @@ NETWORKS = {
     "hunyuan_video_15": two_streams(2048, 54, side=1, ends=65 + 32),
     "ltx23": replace(ltx(4096, 2048, 48), has_fp16=False),
     "minimax_h3": replace(minimax(5376, 7168, 14336, 50), has_fp16=False, folded=True),
-    "krea2": krea(6144, 28),
+    "krea2": krea(6144, 16384, 28),
     "anima": anima(2048, 1024, 256, 28),
 }

@@ -41,16 +41,7 @@ def wan(size: Sizes, tokens: int) -> Load:
         Linear(tokens, d, size.ffn, layers),
         Linear(tokens, size.ffn, d, layers, after="gelu"),
     )
-    return Load(
-        cost.gemm,
-        own={HEAD: own},
-        to_prompt={HEAD: cost.attention - own},
-        passes=passes,
-        weights=cost.weights,
-        held=held,
-        linears=linears,
-        tokens=tokens,
-    )
+    return transformer(cost, own, passes, held, linears, tokens)
 
 
 @dataclass(frozen=True)
@@ -114,16 +105,18 @@ def _flux(cost: Cost, dim: int, double: int, single: int, streams: tuple[int, in
     ]
     # What a single block's second product reads is put together of both halves.
     linears += [Linear(tokens, dim, 3 * dim + wide, single), Linear(tokens, dim + ffn, dim, single)]
-    return _of_one_attention(cost, passes, held, linears, tokens)
+    return transformer(cost, cost.attention, passes, held, linears, tokens)
 
 
-def _of_one_attention(
-    cost: Cost, passes: Mapping[str, float], held: float, linears: Iterable[Linear], tokens: int
+def transformer(
+    cost: Cost, own: float, passes: Mapping[str, float], held: float, linears: Iterable[Linear], tokens: int
 ) -> Load:
-    """All tokens look at each other, a prompt's among them."""
+    """own: operations of attention of tokens among themselves, a prompt's among them or not; the others are to a prompt."""
+    to_prompt = cost.attention - own
     return Load(
         cost.gemm,
-        own={HEAD: cost.attention},
+        own={HEAD: own},
+        to_prompt={HEAD: to_prompt} if to_prompt else {},
         passes=passes,
         weights=cost.weights,
         held=held,
@@ -159,7 +152,7 @@ def z_image(size: ZImage, pixels: int) -> Load:
             Linear(rows, size.ffn, d, blocks),
         )
     ]
-    return _of_one_attention(cost, passes, held, linears, both)
+    return transformer(cost, cost.attention, passes, held, linears, both)
 
 
 def qwen3(size: Language, tokens: int = TEXT_TOKENS) -> Load:

@@ -16,7 +16,11 @@ HEAD = 128  # of the rates in card_rates
 OTHER_HEADS = (40, 64, 80, 160)
 # torch's attention fills a head up to one of these; beyond the last it is taken to be as fast as there.
 FILLED = {True: (64, 128, 192), False: (64, 96, 128, 192)}
-TORCHS = {True: {64: "64x64", 128: "32x128"}, False: {64: "sm_86 head 64", 96: "sm_86 head 96", 128: "sm_86 head 128"}}
+TORCHS = {
+    True: {64: "f16_aligned_64x64", 128: "f16_aligned_32x128"},
+    False: {64: "sm_86 head 64", 96: "sm_86 head 96", 128: "sm_86 head 128"},
+}
+FP32_KERNEL = "f32_aligned_32x128"
 OUR_HEADS = (64, 96, 128)
 CONVOLUTION = "conv 3x3 16x96"
 FP32_CORES = {
@@ -88,6 +92,13 @@ def torchs_attention(card: Card, head: int, model: Mapping[str, Any]) -> float:
     name = next(name for name in model if name.startswith("torch ") and kernel in name)
     share: float = _as_compiled(model[name])["share"]
     return card.tensor * share * head / filled
+
+
+def fp32_attention(card: Card, model: Mapping[str, Any]) -> float:
+    """torch's with heads of 128 in FP32, as its code for Turing has it: shared memory is busy all the time."""
+    name = next(name for name in model if name.startswith("torch ") and FP32_KERNEL in name)
+    rate: float = _as_compiled(model[name])["tflops"]
+    return card.tensor * rate / _peak_of_prediction(model)
 
 
 def _peak_of_prediction(model: Mapping[str, Any]) -> float:

@@ -11,14 +11,18 @@ from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 from ..card_rates import CARDS, CUBLAS, Card
-from ..end_to_end.row_types import GUIDED, TITLES, Model
+from ..end_to_end.bounds import cost_of
+from ..end_to_end.pictures import HALF
+from ..end_to_end.row_types import TITLES, Model, Row
 from ..end_to_end.rows import BY_DEFAULT, by_default
-from ..end_to_end.without_family import NETWORKS, Network
+from ..end_to_end.without_family import NETWORKS, TABLE_COLUMNS, Network
+from ..report.by_default import title
 from ..report.tables import markdown
+from .families import ACTIVATIONS, transformer
 from .kitchen import TOGETHER, computed
 from .load import Linear, Load, Speeds, step_seconds
 from .passes import TO_BYTES, pass_bytes
-from .speeds import FP32_CORES, HEAD, model_of, speeds_on, torchs_attention
+from .speeds import FP32_CORES, HEAD, fp32_attention, model_of, speeds_on, torchs_attention
 from .told import SHORT_CARDS
 
 Files = Literal["halves", "int8"]
@@ -30,8 +34,8 @@ WIDE = 2.0  # of an FP32 stream's passes, against FP16's
 TEXT = (
     "A step of models that no family computes, predicted: of a file of halves ComfyUI's seconds and ours, of an INT8 file "
     "those of ComfyUI with comfy-kitchen 0.2.40, as it is installed, and ours. Passes between products are on both sides those of "
-    "ComfyUI 0.30's code. **Guessed**: that attention in FP32, which ComfyUI takes for {} on Turing, reaches the part of the "
-    "sheet's rate that cuBLAS reaches."
+    "ComfyUI 0.30's code. Attention in FP32, which ComfyUI takes for {} on Turing, is torch's by its machine code. **Guessed**: "
+    "that the table of timesteps in MiniMax H3's pruned file has {} columns; they cost next to nothing."
 )
 
 
@@ -52,29 +56,28 @@ def table(results: Mapping[str, Any]) -> str:
         (title(model), *(_cell(seconds(card, model, files, *passes)) for card in cards for files in ("halves", "int8")))
         for model in models()
     )
-    return f"{TEXT.format(', '.join(wide))}\n\n{markdown(heads, rows)}"
+    return f"{TEXT.format(', '.join(wide), TABLE_COLUMNS)}\n\n{markdown(heads, rows)}"
 
 
 def models() -> Iterator[Model]:
     return (model for model in BY_DEFAULT if model in NETWORKS)
 
 
-def title(model: Model) -> str:
-    height, width, frames, _ = BY_DEFAULT[model]
-    return f"{TITLES[model]} {height}x{width}" + (f"x{frames}" if frames else "")
-
-
 def _cell(found: Seconds) -> str:
     return f"{found.stock:.3g} / {found.ours:.3g}"
 
 
+def row_of(model: Model) -> Row:
+    """The work that is predicted: all of these have a row for an INT8 file."""
+    row = by_default(model, "int8_convrot")
+    assert row is not None
+    return row
+
+
 def load_of(model: Model) -> Load:
     """One forward of one prompt."""
-    network, row = NETWORKS[model], by_default(model, "int8_convrot")
-    assert row is not None
-    _, *frames, height, width = row.latent_shape
-    size = (frames[0] if frames else 1, height, width)
-    cost, pixels = network.forward(*size), network.pixels(*size)
+    network, row = NETWORKS[model], row_of(model)
+    cost, pixels = cost_of(row), network.pixels(row.latent_shape)
     tokens = pixels + (network.words if network.joint else 0)
     width = network.stream or network.dim
     x, hidden = float(network.layers * tokens * width), float(network.layers * tokens * network.ffn)
@@ -86,16 +89,8 @@ def load_of(model: Model) -> Load:
         **({} if network.joint else {"norm": x, "query norm": x, "add": x}),
     }
     own = cost.attention if network.joint else cost.attention * pixels / (pixels + network.words)
-    return Load(
-        cost.gemm,
-        own={HEAD: own},
-        to_prompt={HEAD: cost.attention - own},
-        passes=passes,
-        weights=cost.weights,
-        held=2.0 * tokens * (6 * width + network.ffn),
-        linears=tuple(_linears(network, tokens)),
-        tokens=tokens,
-    )
+    held = HALF * tokens * (ACTIVATIONS * width + network.ffn)
+    return transformer(cost, own, passes, held, _linears(network, tokens), tokens)
 
 
 def _linears(network: Network, tokens: int) -> Iterator[Linear]:
@@ -113,7 +108,7 @@ def _linears(network: Network, tokens: int) -> Iterator[Linear]:
 def seconds(card: Card, model: Model, files: Files, stock: Mapping[str, float], ours: Mapping[str, float]) -> Seconds:
     """stock, ours: bytes of passes."""
     network, load = NETWORKS[model], load_of(model)
-    prompts = 2 if model in GUIDED else 1
+    prompts = row_of(model).prompts
     is_wide = card.turing and not network.has_fp16
 
     def told(load: Load, speeds: Speeds) -> float:
@@ -131,16 +126,15 @@ def seconds(card: Card, model: Model, files: Files, stock: Mapping[str, float], 
         mine = mine if files == "int8" else replace(mine, products=card.tensor * CUBLAS)
     mine_load = _with_passes(load, mine, files, is_wide, folds=files == "int8" and not card.turing)
     if is_wide:
-        theirs = theirs[0], _in_fp32(theirs[1], card, files)
+        theirs = theirs[0], _in_fp32(theirs[1], card, files, fp32_attention(card, model_of(card.turing, False)[0]))
     return Seconds(told(*theirs), told(*mine_load))
 
 
-def _in_fp32(speeds: Speeds, card: Card, files: Files) -> Speeds:
+def _in_fp32(speeds: Speeds, card: Card, files: Files, attention: float) -> Speeds:
     """ComfyUI's, for an FP32 stream."""
-    cores = card.tensor * FP32_CORES[card.turing] * CUBLAS
-    products = speeds.products if files == "int8" else cores
+    products = speeds.products if files == "int8" else card.tensor * FP32_CORES[card.turing] * CUBLAS
     bytes_ = {name: WIDE * count for name, count in speeds.pass_bytes.items()}
-    return replace(speeds, products=products, own={HEAD: cores}, to_prompt={HEAD: cores}, pass_bytes=bytes_)
+    return replace(speeds, products=products, own={HEAD: attention}, to_prompt={HEAD: attention}, pass_bytes=bytes_)
 
 
 def _with_passes(load: Load, speeds: Speeds, files: Files, is_wide: bool, *, folds: bool) -> tuple[Load, Speeds]:

@@ -141,9 +141,10 @@ def keep(kernel: Kernel, label: str, cubins: Iterable[bytes], cards: Sequence[ma
     found = ((data, name, own) for data in cubins for name, own in sorted(elf.read(data).kernels.items()))
     data, name, own = next(one for one in found if kernel.names(one[1]))
     steps = kernels.path_of(sass.parse(disassemble.disassemble(data, name))[name], kernel)
-    launch = Launch(kernel.threads, own.registers, own.shared + kernel.shared)
-    counted = count(steps, cards[0])
-    predictions = predicted(steps, counted, launch, cards)
+    counted = count(steps, cards[0])  # of tensor cores alone
+    useful = None if counted.flops else kernel.flops
+    launch = Launch(kernel.threads, own.registers, own.shared + kernel.shared, useful)
+    predictions = predicted(steps, counted, launch, cards, from_dram=False)
     save(label, counted, launch, predictions, results_of(cards[0]))
     told = ", ".join(f"{p.card} {p.tflops:.1f}" for p in predictions if p.as_compiled)
     print(f"{label}: T/s on {told}", flush=True)

@@ -36,11 +36,21 @@ class Loop:
 
 @dataclass(frozen=True)
 class Rules:
-    """How the walk decides. `trips` by header address; `default_trips` for inner loops with tensor work."""
+    """How the walk decides. `trips` by header address; `default_trips` for inner loops with work.
+
+    work   the instructions that the kernel is for, tensor cores' if nothing else is said; code with at least `least` of them is
+           work. Where the cores multiply, an epilogue has some too
+    """
 
     trips: dict[int, int] = field(default_factory=dict)
     default_trips: int = 1
     skip: tuple[str, ...] = ()
+    work: tuple[str, ...] = TENSOR_BASES
+    least: int = 1
+
+    def are_work(self, count: int) -> bool:
+        """Whether code with so many of them is work."""
+        return count >= self.least
 
 
 def split(code: list[Instruction]) -> list[Block]:
@@ -137,12 +147,14 @@ def weigh(code: list[Instruction], blocks: list[Block], loop: Loop, bases: tuple
     return sum(i.base in bases for n in loop.blocks for i in code[blocks[n].start : blocks[n].end])
 
 
-def main_loop(code: list[Instruction], blocks: list[Block], loops: list[Loop]) -> Loop | None:
-    """The loop with most tensor work, the innermost of equals; else with most global loads and stores; else the longest.
+def main_loop(
+    code: list[Instruction], blocks: list[Block], loops: list[Loop], work: tuple[str, ...] = TENSOR_BASES
+) -> Loop | None:
+    """The loop with most work, the innermost of equals; else with most global loads and stores; else the longest.
 
     None: the work is in straight code.
     """
-    for bases in (TENSOR_BASES, ("LDG", "STG")):
+    for bases in (work, ("LDG", "STG")):
         weights = [weigh(code, blocks, loop, bases) for loop in loops]
         if any(weights):
             return loops[weights.index(max(weights))]
@@ -151,14 +163,14 @@ def main_loop(code: list[Instruction], blocks: list[Block], loops: list[Loop]) -
     return loops[-1] if loops else None
 
 
-def _matches(skip: tuple[str, ...], region: list[Instruction]) -> bool:
+def _matches(rules: Rules, region: list[Instruction]) -> bool:
     """Each pattern is OPCODES or OPCODES:COUNT: a region with at least COUNT of them is left out.
 
-    Never one with tensor work: that is what the loop is for.
+    Never one with work: that is what the loop is for.
     """
-    if any(instruction.base in TENSOR_BASES for instruction in region):
+    if rules.are_work(sum(instruction.base in rules.work for instruction in region)):
         return False
-    for pattern in skip:
+    for pattern in rules.skip:
         opcodes, _, least = pattern.partition(":")
         hits = sum(re.fullmatch(opcodes, instruction.base) is not None for instruction in region)
         if hits >= int(least or 1):
@@ -179,7 +191,7 @@ def walk(
     trips = {
         loop.header: rules.trips.get(
             code[blocks[loop.header].start].address,
-            rules.default_trips if weigh(code, blocks, loop, TENSOR_BASES) else 1,
+            rules.default_trips if rules.are_work(weigh(code, blocks, loop, rules.work)) else 1,
         )
         for loop in inner
     }
@@ -230,8 +242,6 @@ def _choose(
             return next(after for after in options if after in loop.blocks) if more else outside[0]
         if not outside and blocks[taken].start < blocks[at].start:  # a rotated loop's jump back to its tail
             return taken if more else through
-    if blocks[taken].start > blocks[at].start and _matches(
-        rules.skip, code[blocks[through].start : blocks[taken].start]
-    ):
+    if blocks[taken].start > blocks[at].start and _matches(rules, code[blocks[through].start : blocks[taken].start]):
         return taken
     return through

@@ -43,6 +43,12 @@ class Kernel:
     flops: int
     rules: Rules = field(default_factory=Rules)
 
+    def work(self, instruction: Instruction) -> int:
+        """Operations of a warp's instruction, as far as the kernel is for them."""
+        if machine.FFMA in self.rules.work:
+            return 2 * LANES if instruction.base == machine.FFMA else 0
+        return machine.flops(instruction)
+
     def names(self, name: str) -> bool:
         """Whether a mangled name is this kernel's."""
         whole = name.split("SelectBase", maxsplit=1)[0]
@@ -57,7 +63,7 @@ def path_of(code: list[Instruction], kernel: Kernel) -> list[Instruction]:
     """
     blocks = split(code)
     loops = find_loops(blocks)
-    main = main_loop(code, blocks, loops)
+    main = main_loop(code, blocks, loops, kernel.rules.work)
     starts = [
         at for at, block in enumerate(blocks) if any(i.base == machine.IMMA for i in code[block.start : block.end])
     ]
@@ -68,7 +74,7 @@ def path_of(code: list[Instruction], kernel: Kernel) -> list[Instruction]:
             path = walk(code, blocks, loops, loop, kernel.rules, limit=LONGEST)
         except ValueError:  # it went round without coming back to where it began
             continue
-        if sum(map(machine.flops, path)) * kernel.threads // LANES == kernel.flops:
+        if sum(map(kernel.work, path)) * kernel.threads // LANES == kernel.flops:
             found.append(path)
     if not found:
         raise ValueError(f"{kernel.variant} {kernel.label}: no walk is that of one tile")
@@ -88,6 +94,17 @@ def _efficient(head: int, queries: int, keys: int) -> Kernel:
     return Kernel(symbol, "sm_75", symbol, queries * keys // 32, factors + max(second, first), flops, rules)
 
 
+def _efficient_fp32(head: int, queries: int, keys: int) -> Kernel:
+    """Of FP32, which no tensor core of Turing multiplies: the FP32 cores do, in tiles of 8 in depth. Scores lie in shared memory as
+    they are."""
+    symbol = f"fmha_cutlassF_f32_aligned_{queries}x{keys}_rf_sm75"
+    factors = 4 * (4 * queries + queries * keys // 32)
+    second, first = 4 * queries * keys + 4 * 2 * 8 * head, 4 * 2 * 8 * (queries + keys)
+    rules = Rules(default_trips=keys // 8, skip=("LDG:40", "FSEL:8", "DFMA|I2F"), work=(machine.FFMA,), least=64)
+    flops = 4 * queries * keys * head
+    return Kernel(symbol, "sm_75", symbol, queries * keys // 32, factors + max(second, first), flops, rules)
+
+
 def _flash(head: int, keys: int, capability: int) -> Kernel:
     """Whole tiles; no dropout, causal edge, window, slopes, cap of scores, probabilities kept."""
     sizes = f"ILi{head}ELi128ELi{keys}ELi4E"
@@ -101,6 +118,7 @@ def _flash(head: int, keys: int, capability: int) -> Kernel:
 TORCH = (
     _efficient(head=64, queries=64, keys=64),
     _efficient(head=128, queries=32, keys=128),
+    _efficient_fp32(head=128, queries=32, keys=128),
     *(_flash(head, keys, 86) for head, keys in ((64, 128), (96, 64), (128, 32))),
     *(_flash(head, keys, 80) for head, keys in ((64, 128), (128, 64))),
 )

@@ -36,7 +36,7 @@ SHARED_PIPES = (MEMORY, L2, DRAM)
 # Ampere GeForce and Ada have two FMA pipes: IMAD runs on one of them, FP16x2 takes both [P].
 HEAVY, LITE = "fma heavy", "fma lite"
 
-HMMA, IMMA = "HMMA", "IMMA"
+HMMA, IMMA, FFMA = "HMMA", "IMMA", "FFMA"
 TENSOR_BASES = (HMMA, IMMA)
 # Multiply-adds of a warp's tensor instruction: m x n x k.
 _SHAPES = {

@@ -35,7 +35,7 @@ LTX = video.LtxSize(heads=4, layers=8, gated=True)
 MINIMAX = video.MiniMaxSize(layers=8, steps=65, time=8)
 SMALL: dict[Model, tuple[Network, Table]] = {
     "qwen_image": (two_streams(256, 8, side=2, ends=128), pictures.qwen_image(pictures.QwenImageSize(layers=8))),
-    "krea2": (krea(256, 8), pictures.krea(pictures.KreaSize(layers=8))),
+    "krea2": (krea(256, 768, 8), pictures.krea(pictures.KreaSize(layers=8))),
     "anima": (anima(256, 128, 64, 8), pictures.anima(pictures.AnimaSize(layers=8))),
     "hunyuan_video_15": (
         two_streams(256, 8, side=1, ends=65 + 32),
@@ -82,7 +82,7 @@ def test_a_forward_costs_what_stock_computes(model: Model, tmp_path: Path) -> No
     latent = picture if sound is None else comfy.nested_tensor.NestedTensor([picture, sound])
     run = ("euler", "simple", prompt, prompt, latent)
     counted = operations(lambda: comfy.sample.sample(loaded, latent, 1, 1.0, *run, disable_pbar=True, seed=1))
-    cost = replace(network, words=WORDS).forward(math.prod(size[:-2]), *size[-2:])
+    cost = replace(network, words=WORDS).forward((kind.channels, *size))
     assert cost.gemm + cost.attention == pytest.approx(counted, rel=0.08)
 
 
