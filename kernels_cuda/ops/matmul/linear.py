@@ -373,10 +373,13 @@ def stock_plan(call: Call) -> Plan | None:
 
 
 def stock_plan_(call: Call) -> Plan | None:
-    """The same into rows that follow each other: torch's product has a place for its result."""
+    """The same into rows that follow each other: torch's product has a place for its result.
+
+    Not of x in three axes whose rows have gaps, because torch's Linear adds the bias to a rounded product there.
+    """
     o = Operands.of_call(call)
     assert o.out is not None
-    if not (_is_plain(o) and o.out.is_contiguous()):
+    if not (_is_plain(o) and o.out.is_contiguous() and (o.x.ndim == 2 or o.x.is_contiguous())):
         return None
     k, n = o.k, o.n
 

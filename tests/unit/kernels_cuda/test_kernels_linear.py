@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bed.depth import examples
-from fusestream.kernels_cuda import KernelPolicy, linear, linear_pair, mlp
+from fusestream.kernels_cuda import KernelPolicy, linear, linear_, linear_pair, mlp
 from fusestream.kernels_cuda.call import Call
 from fusestream.kernels_cuda.ops.matmul import linear as op
 from fusestream.kernels_cuda.ops.matmul import mlp as mlp_file
@@ -71,6 +71,15 @@ def test_what_cublas_makes_of_a_wide_result(lies):
     tensors = stream, x, weight, None, stream, None
     CublasWide().prepare(Call("linear_", tensors, ("none", 0.3, True)))(*tensors)
     torch.testing.assert_close(stream, want, **near)
+
+
+def test_rows_with_gaps_are_rounded_as_torch_rounds_them():
+    """torch's Linear adds the bias to a rounded product there, and to the sums elsewhere."""
+    x, weight, bias = torch.randn(2, 8, 7).half()[:, ::2], torch.randn(6, 7).half(), torch.randn(6).half()
+    for given_x in (x, x.contiguous()):
+        out = torch.full((2, 4, 6), torch.nan, dtype=torch.float16)
+        linear_(out, given_x, weight, bias, policy=KernelPolicy.of("off"))
+        assert torch.equal(out, torch.nn.functional.linear(given_x, weight, bias))
 
 
 @pytest.mark.usefixtures("halves_into_floats")
