@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -65,8 +66,8 @@ def t5_tokens(words: int, length: int = 96, seed: int = 0) -> list[Any]:
     return [*drawn, 1, *[0] * (length - words)]
 
 
-def qwen3(dtype: torch.dtype = HALF, **options: Any) -> Any:
-    """As stock's Qwen3_4BModel makes it."""
+def decoder(network: Any, dtype: torch.dtype = HALF, window: int | None = None, **options: Any) -> Any:
+    """One of stock's language models in the encoder that stock puts around it. window: keys that layers with a window see."""
     config = {
         "vocab_size": 50, "hidden_size": QWEN_WIDTH, "intermediate_size": QWEN_FFN, "num_hidden_layers": QWEN_LAYERS,
         "num_attention_heads": QWEN_HEADS, "num_key_value_heads": QWEN_KEY_HEADS,
@@ -75,17 +76,43 @@ def qwen3(dtype: torch.dtype = HALF, **options: Any) -> Any:
         textmodel_json_config=config,
         dtype=dtype,
         special_tokens={"pad": QWEN_PAD},
-        model_class=llama.Qwen3_4B,
+        model_class=network,
         **{"layer_norm_hidden_state": False, "enable_attention_masks": True, "return_attention_masks": True, **options},
     )
-    is_matrix = lambda name: "norm" not in name and "embed" not in name  # noqa: E731
-    return seeded(model, 3, lambda name, weight: float(weight.shape[1]) ** -0.5 if is_matrix(name) else 1)
+    stack = model.transformer.model
+    adds_one = stack.config.rms_norm_add
+    for layer in stack.layers:
+        if window is not None and layer.sliding_attention:
+            layer.sliding_attention = window
+
+    def scale(name: str, weight: torch.Tensor) -> float:
+        if "norm" in name:
+            return 1
+        if name.endswith("bias"):
+            return 3  # published ones are large
+        return 0.3 if "embed" in name and adds_one else 1 if "embed" in name else float(weight.shape[1]) ** -0.5
+
+    model = seeded(model, 3, scale)
+    for name, weight in model.transformer.named_parameters() if adds_one else ():
+        if "norm" in name:
+            weight.sub_(1)
+    return model
+
+
+def qwen3(dtype: torch.dtype = HALF, **options: Any) -> Any:
+    """As stock's Qwen3_4BModel makes it."""
+    return decoder(llama.Qwen3_4B, dtype, **options)
 
 
 def qwen3_tokens(words: int, length: int = 96, seed: int = 0) -> list[Any]:
     """A prompt of so many tokens, padded behind."""
     drawn = torch.randint(0, QWEN_PAD, (words,), generator=torch.Generator().manual_seed(seed)).tolist()
     return [*drawn, *[QWEN_PAD] * (length - words)]
+
+
+def gemma3_tokens(words: int, length: int = 96, seed: int = 0) -> list[Any]:
+    """The same, padded before."""
+    return [*[QWEN_PAD] * (length - words), *qwen3_tokens(words, words, seed)]
 
 
 CLIPS = {
@@ -160,8 +187,10 @@ class Kind(NamedTuple):
         return model
 
     def both(self, model: Any, prompts: list[list[Any]], precision: str = "precise", **policy: Any) -> tuple[Any, Any]:
-        """(ours, stock's)."""
-        wanted = model(prompts)
+        """(ours, stock's). Stock adds one to Gemma's norms in the weights' type: what it makes of them in FP32 is right."""
+        config = getattr(getattr(model.transformer, "model", None), "config", None)
+        exact = copy.deepcopy(model).float() if getattr(config, "rms_norm_add", False) else model
+        wanted = exact(prompts)
         return self.fused(model, precision, **policy)(prompts), wanted
 
 
@@ -184,7 +213,21 @@ QWEN3 = Kind(
     qwen3, qwen3_tokens, stack, lambda model: model.transformer.model.layers, _qwen3_layer,
     lambda model: model.transformer.model.embed_tokens, (1.05, 1.5),
 )  # fmt: skip
-KINDS = {"umt5": _of_t5("umt5"), "t5": _of_t5("t5"), "qwen3": QWEN3, **{kind: _of_clip(kind) for kind in CLIPS}}
+
+
+def of_decoder(network: Any, **options: Any) -> Kind:
+    return QWEN3._replace(build=lambda dtype=HALF, **others: decoder(network, dtype, **options, **others))
+
+
+DECODERS = {
+    "qwen3": QWEN3,
+    "qwen25": of_decoder(llama.Qwen25_3B),
+    "llama3": of_decoder(llama.Llama2),
+    "mistral3": of_decoder(llama.Mistral3Small24B),
+    "gemma2": of_decoder(llama.Gemma2_2B),
+    "gemma3": of_decoder(llama.Gemma3_4B, window=24)._replace(tokens=gemma3_tokens),
+}
+KINDS = {"umt5": _of_t5("umt5"), "t5": _of_t5("t5"), **DECODERS, **{kind: _of_clip(kind) for kind in CLIPS}}
 UMT5, T5 = KINDS["umt5"], KINDS["t5"]
 
 

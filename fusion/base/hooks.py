@@ -47,6 +47,7 @@ SATURATION = "fusestream_saturation"  # too large for FP16: weights/saturation.p
 PACKED = "_fusestream_packed"  # several weights as one, on the first: weights/operands.py
 IN_PIECES = "fusestream_in_pieces"  # how a feed-forward's rows are cut: fused/feed_forward.py
 RUNNING = "fusestream_running"  # the call it is in; on networks too: fused/operations.py
+LAYER_KIND = "fusestream_layer_kind"  # a language model's layer: text/stack.py; read by text/
 UNET_RUN = "fusestream_run"  # a part's call: families/unet/run.py; cleared after it
 
 # Attributes of a network.
@@ -81,6 +82,8 @@ ATTRIBUTES = {
     "fusestream_hand_back": "what says why a call of a fused block is stock's: FusedBlock",
     "fusestream_types": "types of the stream that a fused block serves: FusedBlock",
     "fusestream_trims": "whether masked tokens are zeroed by the caller: fused text encoders",
+    "fusestream_keeps_padding": "whether the caller reads what it pads a prompt with: language models",
+    "fusestream_scale": "what rows of a token table are multiplied by: text/common.py",
     "fusestream_on_cpu": "whether it computes there too, over the references: fused text encoders",
     "fusestream_limit": "bytes that a fused VAE may take",
     "fusestream_source": "the file of a table that stays there: stream/embedding.py",

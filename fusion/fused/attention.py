@@ -149,12 +149,15 @@ def wrong_tensor(q: Tensor, types: Container[torch.dtype] = (torch.float16,)) ->
     return wrong_type(q, types) if q.is_cuda else f"tensor is on the {q.device.type.upper()}"
 
 
-def for_heads(policy: KernelPolicy, size: int) -> KernelPolicy:
+def for_heads(policy: KernelPolicy, size: int, op: str = "attention", heads: Container[int] = HEADS) -> KernelPolicy:
     """The policy for attention with heads of so many elements. If our kernels have no such heads
-    and kernels are "on", only attention is left to torch, and the ledger says why."""
-    if size in HEADS or policy.mode("attention") != "on":
+    and kernels are "on", only attention is left to torch, and the ledger says why.
+
+    op, heads: the op that attends, and the heads that its kernels have
+    """
+    if size in heads or policy.mode(op) != "on":
         return policy
-    return replace(policy, ops=(*policy.ops, ("attention", "auto")))
+    return replace(policy, ops=(*policy.ops, (op, "auto")))
 
 
 def install(model: Any, policy: KernelPolicy) -> None:

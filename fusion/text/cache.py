@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..base.hooks import STREAMED
 from .layer import Kept
+from .layer_kind import kind_of
 
 AT_FIRST = 1024  # tokens to be written that the first buffers have room for
 STEP = 256  # buffers hold a multiple of so many tokens
@@ -50,7 +51,7 @@ class Cache:
         config = self._stack.config
         shape = (2, 1, config.num_key_value_heads, places, config.head_dim)
         # Zeros, because uninitialised memory may hold NaN, which stays NaN times zero.
-        return torch.zeros(shape, dtype=torch.float16, device=self._device)
+        return torch.zeros(shape, dtype=kept_type(self._stack), device=self._device)
 
     def _make_room(self, nbytes: int) -> None:
         """Free memory of other models on the card first, then of this one's resident weights, which
@@ -71,9 +72,15 @@ class Cache:
             streamed[0].shrink(short)
 
 
+def kept_type(stack: Any) -> torch.dtype:
+    """The type of keys and values of a fused stack, which is that of all its layers."""
+    return kind_of(stack.layers[0]).kept
+
+
 def kept_bytes(stack: Any, places: int) -> int:
     """Bytes that keys and values of so many tokens take in all layers of a stack."""
-    a_layer: int = 4 * places * stack.config.num_key_value_heads * stack.config.head_dim
+    config = stack.config
+    a_layer: int = 2 * kept_type(stack).itemsize * places * config.num_key_value_heads * config.head_dim
     return a_layer * len(stack.layers)
 
 

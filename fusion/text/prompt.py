@@ -10,8 +10,9 @@ from torch import Tensor
 
 from ..weights.fp32_residual import Wide
 from . import common
-from .common import seen
-from .layer import Pictures, Prompt
+from .layer import CHUNK, Pictures, Prompt, Table
+from .layer_kind import kind_of
+from .padding import Seen, seen
 
 # Arguments of a stack that change nothing here.
 UNUSED = frozenset(("dtype", "embeds_info", "input_ids"))
@@ -38,44 +39,69 @@ def prompt_of(
     if reason is not None:
         return reason
     # A single token sees itself, masked or not, because the prompt is empty then.
-    found = seen(x, attention_mask if x.shape[1] > 1 else None, trims=stack.fusestream_trims)
-    if found.visible is not None and not stack.fusestream_trims and not bool(found.visible[:, :1].all()):
-        return "a prompt begins with padding"
-    turns = table_of(stack, others.get("position_ids"), x, found.tokens)
-    pictures = pictures_of(x, others.get("visual_pos_masks"), others.get("deepstack_embeds"))
-    if isinstance(turns, str):
-        return turns
+    mask = attention_mask if x.shape[1] > 1 else None
+    found = seen(x, mask, trims=stack.fusestream_trims, is_causal=True)
+    if (reason := _too_long(stack, found)) is not None:
+        return reason
+    tables = tables_of(stack, others.get("position_ids"), x, found)
+    pictures = pictures_of(x, others.get("visual_pos_masks"), others.get("deepstack_embeds"), found)
+    if isinstance(tables, str):
+        return tables
     if isinstance(pictures, str):
         return pictures
     twice = None if found.lengths is None or len(x) > 1 else found.lengths.repeat(2)
-    return Prompt(Wide(policy), found, twice, *turns, pictures)
+    return Prompt(Wide(policy), found, twice, tables, pictures)
 
 
-def table_of(stack: Any, positions: Tensor | None, x: Tensor, tokens: int) -> tuple[Tensor, Tensor] | str:
-    """Cosines and sines of the first so many tokens, [1 or batch, 1, tokens, head / 2] fp32 each,
-    or a reason why not.
+def _too_long(stack: Any, found: Seen) -> str | None:
+    """Why stock must compute a prompt of this length, in words a user understands."""
+    if found.blind is not None and found.tokens > CHUNK:
+        return f"a prompt of more than {CHUNK} tokens begins with padding"
+    windows = [one for layer in stack.layers if (one := kind_of(layer).window) is not None]
+    if found.visible is None or stack.fusestream_trims or not windows or found.tokens <= min(windows):
+        return None
+    counts = found.visible.cumsum(1)
+    within = counts.clone()
+    within[:, min(windows) :] -= counts[:, : -min(windows)]
+    return "a prompt has more padding than its layers look back" if bool(((within == 0) & (counts > 0)).any()) else None
+
+
+def tables_of(stack: Any, positions: Tensor | None, x: Tensor, found: Seen) -> tuple[Table, ...] | str:
+    """Cosines and sines of the computed tokens, [1 or batch, 1, tokens, head / 2] fp32 each, for
+    each of the stack's tables of angles, or a reason why not.
 
     positions: of all tokens, [1 or batch, tokens], or in three dimensions [1 or 3, tokens]; None:
     0, 1, ..
     """
     if positions is None:
-        positions = torch.arange(tokens, device=x.device)[None]
+        positions = torch.arange(x.shape[1], device=x.device)[None]
     rows = (3,) if stack.config.rope_dims else (len(x),)
-    if positions.ndim != 2 or positions.shape[0] not in (1, *rows) or positions.shape[1] < tokens:
+    if positions.ndim != 2 or positions.shape[0] not in (1, *rows) or positions.shape[1] < found.last:
         return f"the positions {list(positions.shape)} are not those of {list(x.shape[:2])} tokens"
-    cos, sin, _ = stack.compute_freqs_cis(positions[:, :tokens], x.device)
-    half = sin.shape[-1]
-    return cos[..., :half].view(-1, 1, tokens, half), sin.view(-1, 1, tokens, half)
+    return angles(stack, positions[:, found.first : found.last], x.device)
 
 
-def pictures_of(x: Tensor, marks: Tensor | None, seen: Sequence[Tensor] | None) -> Pictures | str | None:
+def angles(stack: Any, positions: Tensor, device: torch.device) -> tuple[Table, ...]:
+    """The same of any positions."""
+    made = stack.compute_freqs_cis(positions, device)
+    tokens = positions.shape[1]
+    found = []
+    for cos, sin, _ in made if isinstance(made, list) else [made]:
+        half = sin.shape[-1]
+        found.append((cos[..., :half].view(-1, 1, tokens, half), sin.view(-1, 1, tokens, half)))
+    return tuple(found)
+
+
+def pictures_of(
+    x: Tensor, marks: Tensor | None, features: Sequence[Tensor] | None, found: Seen
+) -> Pictures | str | None:
     """The features of a prompt's pictures, or why that is left to stock. marks: [1, tokens] bool,
     true where a token stands for a picture."""
-    if marks is None or not seen:
+    if marks is None or not features:
         return None
     if len(x) > 1 or marks.shape != x.shape[:2]:
         return "several prompts at once have pictures"
-    return Pictures(marks[0].nonzero()[:, 0], seen)
+    return Pictures(marks[0].nonzero()[:, 0] - found.first, features)
 
 
 def needed(count: int, taps: Taps, *, reads_last: bool) -> int:

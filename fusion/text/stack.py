@@ -23,24 +23,27 @@ as stock's table has it, and the first layers add to the stream what the eyes sa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import comfy.model_management
 import comfy.sd1_clip
+import comfy.text_encoders.lt
 import comfy.utils
 import torch
 from torch import Tensor, nn
 
 from ...kernels_cuda import STANDARD, KernelPolicy
-from ..base.hooks import READS_LAST, STREAMED
+from ..base.hooks import LAYER_KIND, READS_LAST, STREAMED
 from ..base.policy import all_off, standing
 from ..base.subclassing import mix
 from ..graphs.calls import replayed
 from ..weights.fp32_residual import Wide
-from .common import HAND_BACK, FusedEmbedding, encoders, padded
+from .common import HAND_BACK, FusedEmbedding, encoders
 from .layer import FusedLayer, Prompt
+from .layer_kind import embedding_scale, factor_of, kinds_of
+from .padding import Seen, padded
 from .prompt import Taps, needed, prompt_of
 from .room import AsksForRoom
 from .writing import Writes
@@ -51,37 +54,48 @@ OPS = (
 
 
 def fuse(model: nn.Module, policy: KernelPolicy = STANDARD, *, on_cpu: bool = False) -> int:
-    """Let all language models with these blocks in a stock text encoder model compute through our
-    ops, in place. Returns how many layers, 0 if all is left to stock.
+    """Let all language models in a stock text encoder model whose layers are known here compute
+    through our ops, in place. Returns how many layers, 0 if all is left to stock.
 
     on_cpu: on the CPU too, where the ops run their references: slower than stock, for tests.
     """
     fused = 0
+    dropping = list(drops_padding(model))
     for owner, net in () if all_off(policy, OPS) else encoders(model):
         mix(
             net.model,
             FusedStack,
             **standing(policy),
             **{READS_LAST: True},
-            fusestream_trims=bool(getattr(owner, "zero_out_masked", False)),
+            fusestream_trims=owner in dropping or bool(getattr(owner, "zero_out_masked", False)),
+            fusestream_keeps_padding=owner not in dropping,
             fusestream_on_cpu=on_cpu,
         )
         if reads_as_stock(owner):
             mix(owner, TellsWhatIsRead)
         if hasattr(net, "generate"):
             mix(net, Writes)
-        for layer in net.model.layers:
-            mix(layer, FusedLayer)
+        for layer, kind in zip(net.model.layers, kinds_of(net.model) or (), strict=True):
+            mix(layer, FusedLayer, **{LAYER_KIND: kind})
             fused += 1
         table = net.model.embed_tokens
         if not table.weight.is_meta:  # a streamed encoder's table stays in the file
-            mix(table, FusedEmbedding, **standing(policy))
+            scale = embedding_scale(net.model.config)
+            mix(table, FusedEmbedding, **standing(policy), fusestream_scale=scale)
         if hasattr(net, "generate"):
             mix(model, AsksForRoom)
     return fused
 
 
 # ------------------------------------------------------------------------------------------------------------ what is read
+
+
+def drops_padding(model: nn.Module) -> Iterator[Any]:
+    """Encoders of a text encoder model whose output is cut to the tokens that are seen, from the
+    last one back, before anybody reads it: LTX-2's. Of its 1024 tokens most are padding."""
+    for one in model.modules():
+        if isinstance(one, comfy.text_encoders.lt.LTXAVTEModel):
+            yield one.gemma3_12b
 
 
 def reads_as_stock(owner: Any) -> bool:
@@ -127,13 +141,15 @@ def idle(model: nn.Module, device: torch.device) -> int:
 class FusedStack:
     """Mixed into the class of a fused stack, stock's `Llama2_`.
 
-    fusestream_trims        the caller zeroes masked tokens
-    fusestream_on_cpu       also computes on the CPU, over the references
-    fusestream_reads_last   the caller reads the last output
+    fusestream_trims           the caller zeroes or drops masked tokens
+    fusestream_keeps_padding   it wants as many tokens as it gave
+    fusestream_on_cpu          also computes on the CPU, over the references
+    fusestream_reads_last      the caller reads the last output
     """
 
     fusestream_policy: KernelPolicy
     fusestream_trims: bool
+    fusestream_keeps_padding: bool
     fusestream_on_cpu: bool
     fusestream_reads_last: bool
 
@@ -184,38 +200,41 @@ def encoded(stack: Any, prompt: Prompt, x: Tensor, taps: Taps, norms_taps: bool)
 
 def encode(stack: Any, prompt: Prompt, x: Tensor, taps: Taps, norms_taps: bool) -> tuple[Tensor | None, Tensor | None]:
     """Run the layers one after the other over a copy of x, as far as their output is read."""
-    count, all_tokens, norm = len(stack.layers), x.shape[1], stack.norm
+    count, norm, seen = len(stack.layers), stack.norm, prompt.seen
+    all_tokens = x.shape[1] if stack.fusestream_keeps_padding else seen.tokens
     runs = needed(count, taps, reads_last=stack.fusestream_reads_last)
     before, behind = places(count, taps)
-    tapped: list[Tensor] = []
-    x = x[:, : prompt.seen.tokens].clone(memory_format=torch.contiguous_format)
+    x = x[:, seen.first : seen.last].clone(memory_format=torch.contiguous_format)
+    tapped = x.new_empty(len(x), len(before) if behind is None else 1, *x.shape[1:])
     bar: Any = comfy.utils.ProgressBar
     # The blocks of a streamed model have a progress bar already.
     progress = None if STREAMED in stack.layers[0].__dict__ else bar(runs)
     for i in range(runs):
         if i in before:
-            tapped.append(x.clone())
+            tapped[:, before.index(i)] = x
         x, _ = stack.layers[i](x=x, attention_mask=prompt)
         if prompt.pictures is not None:
             prompt.pictures.add(x, i)
         if progress is not None:
             progress.update(1)
         if i == behind:
-            tapped.append(x.clone())
+            tapped[:, 0] = x
     if runs == count and norm is not None:
         x = normed(prompt.wide, x, norm)
     if runs in before:
-        tapped.append(x)
+        tapped[:, before.index(runs)] = x
     found = None
-    if behind is not None:
-        found = tapped[0]
-    elif before:
-        found = torch.stack(tapped, 1)
-    if found is not None:
+    if before or behind is not None:
+        found = tapped if behind is None else tapped[:, 0]
         if norms_taps and norm is not None:
             found = normed(prompt.wide, found, norm)
-        found = padded(found, all_tokens)
-    return (padded(x, all_tokens) if stack.fusestream_reads_last else None), found
+        found = _as_given(found, seen, all_tokens)
+    return (_as_given(x, seen, all_tokens) if stack.fusestream_reads_last else None), found
+
+
+def _as_given(x: Tensor, seen: Seen, tokens: int) -> Tensor:
+    """x for so many tokens, those that were not computed among them."""
+    return x if tokens == seen.tokens else padded(x, seen, tokens)
 
 
 def places(count: int, taps: Taps) -> tuple[Sequence[int], int | None]:
@@ -233,4 +252,4 @@ def places(count: int, taps: Taps) -> tuple[Sequence[int], int | None]:
 
 def normed(wide: Wide, x: Tensor, norm: Any) -> Tensor:
     """A stream [..., tokens, width] fp32 after the last norm."""
-    return wide.rms(x.flatten(0, -3), norm.weight, norm.eps, torch.float32).view(x.shape)
+    return wide.rms(x.flatten(0, -3), factor_of(norm, x), norm.eps, torch.float32).view(x.shape)

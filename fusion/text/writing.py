@@ -43,14 +43,15 @@ from ..stream.block_hooks import generation_of
 from ..stream.no_head import NoHead
 from ..stream.text_encoding import begin_writing, words_held
 from ..weights.few_rows import few_products, read_in_place
-from ..weights.fp32_residual import Wide, norm_weight
+from ..weights.fp32_residual import Wide
 from ..weights.storage import storage_of
 from . import token_rate
 from .cache import Cache
 from .common import HAND_BACK
 from .layer import Next, Prompt
+from .layer_kind import embedding_scale, factor_of
 from .number import Number
-from .prompt import prompt_of
+from .prompt import angles, prompt_of
 from .sampler import Sampler, Wish
 from .token_rate import Pace
 
@@ -308,21 +309,20 @@ class Text:
         """Put the angles of all places in the cache and the next token's place on the device."""
         assert self._cache is not None
         prompt, places, device = self._prompt, self._cache.places, self._x.device
-        read = prompt.cos.shape[2]
+        read = prompt.seen.tokens
         ahead = torch.arange(self._position, self._position + places - read, device=device)[None]
-        cos, sin, _ = self._stack.compute_freqs_cis(ahead, device)
-        cosines, sines = (
-            torch.cat((mine.reshape(read, -1), more[..., : mine.shape[-1]].reshape(places - read, -1)))
-            for mine, more in ((prompt.cos, cos), (prompt.sin, sin))
+        tables = tuple(
+            (_lengthened(cos, more_cos), _lengthened(sin, more_sin))
+            for (cos, sin), (more_cos, more_sin) in zip(prompt.tables, angles(self._stack, ahead, device), strict=True)
         )
         place = torch.tensor([self._count], dtype=torch.int32, device=device)
-        self._next = Next(prompt.wide, cosines, sines, place)
+        self._next = Next(prompt.wide, tables, place)
 
     def _logits(self, x: Tensor) -> Tensor:
         """Logits [1, words] fp32 from a layer output [1, 1, width]."""
         wide: Wide = self._prompt.wide
         norm = self._stack.norm
-        h = rms_parts(x, norm_weight(norm.weight, x), eps=norm.eps, policy=wide.ops)
+        h = rms_parts(x, factor_of(norm, x), eps=norm.eps, policy=wide.ops)
         [logits] = few_products(h, (self._head,), wide.ops, joined=True)
         return logits[:, -1]
 
@@ -334,8 +334,13 @@ class Text:
         if table.weight_function or weight.device != token.device:
             return None
         rows = storage_of(weight).rows(token.view(-1))
-        return None if rows is None else rows.float()[None]
+        return None if rows is None else rows.float()[None] * embedding_scale(self._stack.config)
 
     def _embedded(self, token: int) -> Tensor:
         found: Tensor = self._stack.embed_tokens(torch.tensor([[token]]), out_dtype=torch.float32)
         return found.to(self._x.device, torch.float32)
+
+
+def _lengthened(read: Tensor, ahead: Tensor) -> Tensor:
+    """A prompt's table [1, 1, tokens, d / 2] and that of places ahead as one [places, d / 2]."""
+    return torch.cat([part.reshape(-1, part.shape[-1]) for part in (read, ahead)])

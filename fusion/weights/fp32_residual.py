@@ -143,20 +143,33 @@ class Wide:
             own = bias if i == 0 else None
             linear_(x, part, weight, own, residual=x, scale=scale, saturate=True, policy=self.ops)
 
-    def feed_forward(self, x: Tensor, weight: Tensor, eps: float, inner: Sequence[Any], outer: Any, gate: Gate) -> None:
+    def feed_forward(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        eps: float,
+        inner: Sequence[Any],
+        outer: Any,
+        gate: Gate,
+        *,
+        into: Tensor | None = None,
+    ) -> None:
         """x += outer(gate(first(n)) * second(n)) with n = rms(x), for stock's Linears without bias.
         `second` may be missing. A chunk of tokens at a time, because the hidden values are wide.
 
         weight, eps  of the norm
+        into         what is added to instead of x, of its shape
         """
-        chunks = torch.split(x, max(TILE, CHUNK_ROWS // max(x.shape[0], 1)), 1)
+        rows_at_a_time = max(TILE, CHUNK_ROWS // max(x.shape[0], 1))
+        chunks = torch.split(x, rows_at_a_time, 1)
         like = x.new_empty(0, dtype=torch.float16)
         with operands(like, self.ops, *inner) as weights:
             matrices = [one.matrix for one in weights]
             whole = packed(weights) if self.splits else None
             hidden = [self._hidden(self.operand(rows, weight, eps), matrices, whole, gate) for rows in chunks]
         with operands(like, self.ops, outer) as [own]:
-            for rows, parts in zip(chunks, hidden, strict=True):
+            added = torch.split(x if into is None else into, rows_at_a_time, 1)
+            for rows, parts in zip(added, hidden, strict=True):
                 self._add(rows, parts, own.matrix, scale=1 / HIDDEN_SCALE)
 
     def _hidden(self, h: Tensor, matrices: Sequence[Tensor], whole: Weights | None, gate: Gate) -> Sequence[Tensor]:

@@ -49,13 +49,8 @@ from ...base.policy import all_off, standing
 from ...base.subclassing import mix
 from ...graphs.calls import replayed
 from ...text import common
-from ...text.common import (
-    HAND_BACK,
-    FusedEmbedding,
-    Seen,
-    padded,
-    seen,
-)
+from ...text.common import HAND_BACK, FusedEmbedding
+from ...text.padding import Seen, padded, seen
 from ...weights.fp32_residual import Gate, Wide
 from ...weights.operands import operands
 
@@ -185,9 +180,9 @@ def encode(
     if intermediate is not None:
         if final_layer_norm_intermediate:
             intermediate = prompt.wide.rms(intermediate, last.weight, last.variance_epsilon, torch.float32)
-        intermediate = padded(intermediate, all_tokens)
+        intermediate = padded(intermediate, prompt.seen, all_tokens)
     x = prompt.wide.rms(x, last.weight, last.variance_epsilon, torch.float32)
-    return padded(x, all_tokens), intermediate
+    return padded(x, prompt.seen, all_tokens), intermediate
 
 
 def obstacle(stack: Any, x: Tensor, attention_mask: Tensor | None) -> str | None:

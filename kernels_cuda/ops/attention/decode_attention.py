@@ -20,6 +20,7 @@ from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
 from ..views.checks import wrong_dtype
 from ..views.rows import head_obstacles, rows_apart
+from .attention_operands import NO_LIMIT
 
 HEADS = (64, 128)  # elements of a head the kernels were compiled for
 TOGETHER = (1, 2, 4)  # heads of queries that share a head of keys, of a block
@@ -36,36 +37,41 @@ def decode_attention(
     at: Tensor,
     *,
     scale: float | None = None,
+    window: int = NO_LIMIT,
     policy: KernelPolicy = STANDARD,
 ) -> Tensor:
-    """softmax(q k^T * scale) v over keys 0 to `at`.
+    """softmax(q k^T * scale) v over keys 0 to `at`, or over the last of them.
 
     q             [batch, 1, heads, d] fp16, any strides but the last
     keys, values  [batch, room, key heads, d] fp16, any strides but the last: room for more keys than there are. heads is a
                   multiple of key heads: head i sees key head i // group
     at            [1] int32 on the same device: the last key that is seen. No host reads it, so a graph may hold the call
     scale         of the scores; None: 1 / sqrt(d)
-    Returns [batch, 1, heads, d] fp16, contiguous. Scores, softmax and sums are fp32.
+    window        keys from `at` - window on are seen; -1: all
+    Returns [batch, 1, heads, d] fp16, contiguous. Scores, softmax and sums are fp32. Of q, keys and values in fp32 torch makes
+    an fp32 result.
     """
-    out: Tensor = DECODE_ATTENTION((q, keys, values, at), (scale,), policy)
+    out: Tensor = DECODE_ATTENTION((q, keys, values, at), (scale, window), policy)
     return out
 
 
 # ---------------------------------------------------------------------------------------------------------- the maths
 
 
-def reference(q: Tensor, keys: Tensor, values: Tensor, at: Tensor, scale: float | None) -> Tensor:
+def reference(q: Tensor, keys: Tensor, values: Tensor, at: Tensor, scale: float | None, window: int) -> Tensor:
     """The oracle, in fp32 or, for float64 inputs, in float64."""
     wide = torch.promote_types(q.dtype, torch.float32)
     seen, group = int(at) + 1, q.shape[2] // keys.shape[2]
-    k, v = (t[:, :seen].to(wide).repeat_interleave(group, 2).transpose(1, 2) for t in (keys, values))
+    first = 0 if window < 0 else max(0, seen - 1 - window)
+    k, v = (t[:, first:seen].to(wide).repeat_interleave(group, 2).transpose(1, 2) for t in (keys, values))
     scores = (q.to(wide).transpose(1, 2) @ k.transpose(-1, -2)) * _scale(q, scale)
     return (torch.softmax(scores, -1) @ v).transpose(1, 2).to(q.dtype).contiguous()
 
 
-def stock(q: Tensor, keys: Tensor, values: Tensor, at: Tensor, scale: float | None) -> Tensor:
+def stock(q: Tensor, keys: Tensor, values: Tensor, at: Tensor, scale: float | None, window: int) -> Tensor:
     """torch's, over all of the room under a mask: what has no kernel for it does where the host is not to wait."""
-    mask = torch.arange(keys.shape[1], device=at.device) <= at
+    places = torch.arange(keys.shape[1], device=at.device)
+    mask = places <= at if window < 0 else (places <= at) & (places >= at - window)
     # Room that nobody wrote to yet may hold anything, and zero times infinity is no zero.
     nothing = torch.zeros((), dtype=values.dtype, device=values.device)
     k, v = (torch.where(mask[:, None, None], t, nothing).transpose(1, 2) for t in (keys, values))
@@ -119,6 +125,8 @@ def obstacles(call: Call) -> Iterator[str]:
     yield from head_obstacles(q, HEADS)
     if _scale(q, call.options[0]) <= 0:
         yield f"scale is {call.options[0]}, the kernels take a positive one"
+    if call.options[1] >= 0:
+        yield "only the last keys are to be seen, the kernels see all"
     yield from rows_apart(q=q, keys=keys, values=values)
     if keys.shape[1] >= 2**31 - 2**16:
         yield f"room for {keys.shape[1]} keys exceeds 31 bits"
@@ -178,7 +186,7 @@ def shape_class(call: Call) -> str:
 
 DECODE_ATTENTION = Op(
     name="decode_attention",
-    schema="(Tensor q, Tensor keys, Tensor values, Tensor at, float? scale, str policy) -> Tensor",
+    schema="(Tensor q, Tensor keys, Tensor values, Tensor at, float? scale, int window, str policy) -> Tensor",
     reference=reference,
     fake=fake,
     candidates=(CudaCandidate("cuda", obstacles, plan), StockCandidate(stock)),

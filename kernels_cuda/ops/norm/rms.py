@@ -25,12 +25,16 @@ def by_its_rms(x: Tensor, eps: float, over: int | tuple[int, ...] = -1) -> Tenso
     return x * torch.rsqrt(x.square().mean(over, keepdim=True) + eps)
 
 
-def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [..., d] turned by cos and sin [..., d/2], as fp16, which saturates."""
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [..., d] turned by cos and sin [..., d/2], in x's own type."""
     low, high = x.chunk(2, -1)
     cos, sin = cos.to(x.dtype), sin.to(x.dtype)
-    pair = torch.addcmul(cos * low, sin, high, value=-1), torch.addcmul(cos * high, sin, low)
-    return saturated(torch.cat(pair, -1)).half()
+    return torch.cat((torch.addcmul(cos * low, sin, high, value=-1), torch.addcmul(cos * high, sin, low)), -1)
+
+
+def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The same as fp16, which saturates."""
+    return saturated(rotated(x, cos, sin)).half()
 
 
 def check_halves(q: Tensor) -> None:

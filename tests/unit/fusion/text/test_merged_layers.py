@@ -19,7 +19,7 @@ from fusestream.fusion.families import family_of
 from fusestream.fusion.families.qwen3 import QWEN3
 from fusestream.fusion.identify.checkpoint_info import header_of
 from fusestream.fusion.load.text import load_streamed_text_encoder
-from fusestream.fusion.text import common, stack
+from fusestream.fusion.text import layer_kind, stack
 from fusestream.kernels_cuda import LEDGER
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread")
@@ -102,7 +102,7 @@ def test_they_are_left_to_stock_with_a_reason(which: str) -> None:
     assert stack.fuse(model, fusion.KernelPolicy(), on_cpu=True) == 0
     assert torch.equal(model(prompt)[0], wanted)
     reasons = {refusal.reason for refusal in LEDGER.refusals}
-    assert reasons == {common.MERGED[FLAGS[which]]}
+    assert reasons == {layer_kind.MERGED[FLAGS[which]]}
     assert stack.idle(model, torch.device("cpu")) == 0
 
 

@@ -1,9 +1,10 @@
-"""What Qwen3 encoders have of their own, over our ops with the references on the CPU, beside stock's FP32. What all keep to the
-suite tells (`tests/contract/test_text_layers.py`).
+"""What language models have of their own as encoders, over our ops with the references on the CPU, beside stock's FP32. What all
+encoders keep to the suite tells (`tests/contract/test_text_layers.py`).
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ import comfy.utils
 import pytest
 import torch
 from comfy.text_encoders import llama
-from text_models import ALLOWED, QWEN3, close
+from text_models import ALLOWED, DECODERS, QWEN3, Kind, close, of_decoder
 from text_models import QWEN_HEADS as HEADS
 from text_models import QWEN_KEY_HEADS as KEY_HEADS
 from text_models import QWEN_LAYERS as LAYERS
@@ -21,10 +22,13 @@ from text_models import QWEN_PAD as PAD
 from text_models import QWEN_WIDTH as WIDTH
 
 from fusestream.fusion.base.hooks import READS_LAST, STREAMED
-from fusestream.fusion.text import layer as qwen3_layer
+from fusestream.fusion.text import cache
+from fusestream.fusion.text import layer as layer_file
+from fusestream.fusion.text import prompt as prompt_file
 from fusestream.fusion.text import stack as qwen3
 from fusestream.fusion.text.prompt import prompt_of
-from fusestream.kernels_cuda import KernelPolicy, KernelRefused
+from fusestream.fusion.weights.fp32_residual import Wide
+from fusestream.kernels_cuda import LEDGER, KernelPolicy, KernelRefused
 from fusestream.kernels_cuda.registry import Op
 
 build, tokens, both = QWEN3.build, QWEN3.tokens, QWEN3.both
@@ -45,13 +49,13 @@ def as_comfyui_runs() -> Iterator[None]:
 def run_layers(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The numbers of the layers that compute from now on."""
     found: list[int] = []
-    attend, layers = qwen3_layer.attend, list(model.transformer.model.layers)
+    attend, layers = layer_file.attend, list(model.transformer.model.layers)
 
     def seen(layer: Any, *rest: Any) -> None:
         found.extend(i for i, one in enumerate(layers) if one is layer)
         attend(layer, *rest)
 
-    monkeypatch.setattr(qwen3_layer, "attend", seen)
+    monkeypatch.setattr(layer_file, "attend", seen)
     return found
 
 
@@ -159,9 +163,9 @@ def test_masked_tokens_are_computed_where_they_are_read(
     options: Any, computed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[int] = []
-    attend = qwen3_layer.attend
+    attend = layer_file.attend
     monkeypatch.setattr(
-        qwen3_layer, "attend", lambda layer, x, *rest: seen.append(x.shape[1]) or attend(layer, x, *rest)
+        layer_file, "attend", lambda layer, x, *rest: seen.append(x.shape[1]) or attend(layer, x, *rest)
     )
     got, wanted = both(build(**options), [tokens(70, 300), tokens(10, 300)])
     assert set(seen) == {computed}
@@ -171,13 +175,13 @@ def test_masked_tokens_are_computed_where_they_are_read(
 def test_no_mask_of_all_pairs_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """Padding behind is a length, whatever the batch."""
     asked: list[Any] = []
-    attention = qwen3_layer.attention
+    attention = layer_file.attention
 
     def noted(q: Any, k: Any, v: Any, mask: Any, **options: Any) -> Any:
         asked.append((mask, options["causal"], options["key_lengths"], q.shape[2], k.shape[2]))
         return attention(q, k, v, mask, **options)
 
-    monkeypatch.setattr(qwen3_layer, "attention", noted)
+    monkeypatch.setattr(layer_file, "attention", noted)
     both(build(), [tokens(70), tokens(10)])
     assert len(asked) == 2 * LAYERS, "of v there are two parts"
     for mask, causal, lengths, heads, key_heads in asked:
@@ -187,13 +191,13 @@ def test_no_mask_of_all_pairs_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_both_parts_of_one_prompts_values_are_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """As two prompts of the same length: what comes out is what two calls make."""
     lengths: list[Any] = []
-    attention = qwen3_layer.attention
+    attention = layer_file.attention
 
     def noted(q: Any, k: Any, v: Any, mask: Any, **options: Any) -> Any:
         lengths.append((q.shape[0], options["key_lengths"].tolist()))
         return attention(q, k, v, mask, **options)
 
-    monkeypatch.setattr(qwen3_layer, "attention", noted)
+    monkeypatch.setattr(layer_file, "attention", noted)
     model = build()
     alone, wanted = both(model, [tokens(70)])
     assert lengths == [(2, [70, 70])] * LAYERS
@@ -222,46 +226,79 @@ def test_a_layer_is_few_calls(precision: str, apart: int, together: int, monkeyp
     assert len(ran) == together * 4, ran[:together]
 
 
-@pytest.mark.parametrize("prompt", [[PAD, PAD, *tokens(20, 40)], [PAD] * 30], ids=["before", "alone"])
-def test_padding_before_a_prompt(prompt: list[int]) -> None:
-    """Left to stock where it counts; where it is zeroed it is ours."""
-    got, wanted = both(build(), [prompt])
-    assert torch.equal(got[0], wanted[0])
-    model = build(**OVIS)
-    got, wanted = both(model, [prompt])
-    assert got[0].isfinite().all() and torch.equal(got[0] == 0, wanted[0] == 0)
-    if (wanted[0] != 0).any():
+@pytest.mark.parametrize("use", ["klein", "ovis"])
+@pytest.mark.parametrize("kind", DECODERS.values(), ids=DECODERS)
+@pytest.mark.parametrize("before", [2, 70], ids=str)
+def test_padding_before_a_prompt(kind: Kind, before: int, use: str) -> None:
+    """Of tokens that see none stock makes the mean of all that it masks alike; where they are zeroed they are not computed."""
+    prompts = [
+        [PAD] * before + tokens(20, 40),
+        [PAD] * (before + 20) + tokens(20, 20),
+        tokens(before + 20, before + 40),
+    ]
+    got, wanted = kind.both(kind.build(**USES[use]), prompts)
+    close(got[0], wanted[0], 2 * ALLOWED["precise"])
+
+
+@pytest.mark.parametrize("use", ["klein", "ovis"])
+def test_padding_alone(use: str) -> None:
+    got, wanted = both(build(**USES[use]), [[PAD] * 30])
+    assert torch.equal(got[0] == 0, wanted[0] == 0)
+    if use == "klein":
         close(got[0], wanted[0], ALLOWED["precise"])
+
+
+def test_padding_that_sees_no_token_of_the_prompt_is_stocks() -> None:
+    """Behind a prompt, in layers that see the last 24 tokens."""
+    model = DECODERS["gemma3"].build()
+    wanted = [model([tokens(20, length)])[0] for length in (43, 44)]
+    qwen3.fuse(model, on_cpu=True)
+    got = [model([tokens(20, length)])[0] for length in (43, 44)]
+    assert [torch.equal(*pair) for pair in zip(got, wanted, strict=True)] == [False, True]
+
+
+def test_padding_before_a_long_prompt_is_stocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its chunks would have to see tokens of later ones."""
+    monkeypatch.setattr(prompt_file, "CHUNK", 64)
     forced = build()
     qwen3.fuse(forced, KernelPolicy.of("on"), on_cpu=True)
-    with pytest.raises(KernelRefused, match=r"'on' for this text encoder.*a prompt begins with padding.*'auto'"):
-        forced([prompt])
+    with pytest.raises(
+        KernelRefused, match=r"'on' for this text encoder.*more than 64 tokens begins with padding.*'auto'"
+    ):
+        forced([[PAD, *tokens(70, 80)]])
 
 
-def test_other_language_models_are_left_alone() -> None:
-    kinds: tuple[Any, ...] = (llama.Qwen25_3B, llama.Gemma2_2B, llama.Llama2, llama.Gemma3_4B)
-    small = {"vocab_size": 50, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1}
-    for kind in kinds:
-        model = comfy.sd1_clip.SDClipModel(
-            textmodel_json_config=dict(small), special_tokens={"pad": PAD}, model_class=kind
-        )
-        assert qwen3.fuse(model, on_cpu=True) == 0
+NETWORKS = (
+    llama.Qwen3_06B, llama.Qwen3_06B_ACE15, llama.Qwen3_4B_ACE15_lm, llama.Qwen3_8B, llama.Ovis25_2B, llama.Qwen25_3B,
+    llama.Llama2, llama.Mistral3Small24B, llama.Ministral3_3B, llama.Gemma2_2B, llama.Gemma3_4B,
+)  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "kind", [llama.Qwen3_06B, llama.Qwen3_06B_ACE15, llama.Qwen3_4B_ACE15_lm, llama.Qwen3_8B, llama.Ovis25_2B]
-)
-def test_all_that_stock_builds_as_qwen3(kind: Any) -> None:
+@pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.__name__)
+def test_all_that_stock_builds_of_these_layers(network: Any) -> None:
+    """At other numbers of heads, too."""
     small = {"vocab_size": 50, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
     model = comfy.sd1_clip.SDClipModel(
-        textmodel_json_config=small, dtype=torch.float16, special_tokens={"pad": PAD}, model_class=kind
+        textmodel_json_config=small, dtype=torch.float16, special_tokens={"pad": PAD}, model_class=network
     )
+    adds_one = model.transformer.model.config.rms_norm_add
     for name, weight in model.transformer.named_parameters():
-        weight.normal_(1 if "norm" in name else 0, 0.1)
+        weight.normal_(1 if "norm" in name and not adds_one else 0, 0.1)
     model.set_clip_options({"execution_device": torch.device("cpu")})
-    wanted = model([tokens(9)])[0]
-    assert qwen3.fuse(model, on_cpu=True) == 2
-    close(model([tokens(9)])[0], wanted, 2 * ALLOWED["precise"])
+    got, wanted = QWEN3.both(model, [tokens(9)])
+    close(got[0], wanted[0], 2 * ALLOWED["precise"])
+
+
+def test_stacks_of_other_layers_are_left_alone() -> None:
+    """Qwen3.5 has a stack of stock's class, with layers of its own."""
+    model = build()
+    model.transformer.model.layers[1] = torch.nn.Identity()
+    assert qwen3.fuse(model, on_cpu=True) == 0
+    model = build()
+    model.transformer.model.config.mlp_activation = "swish"
+    LEDGER.clear()
+    assert qwen3.fuse(model, on_cpu=True) == 0
+    assert {one.reason for one in LEDGER.refusals} == {"its layers are of a kind that is not known here"}
 
 
 def test_text_is_written_beside_encoding() -> None:
@@ -274,6 +311,72 @@ def test_text_is_written_beside_encoding() -> None:
     texts = [one.generate(prompt, repetition_penalty=1.0, seed=0, **options) for one in (model, twin)]
     assert texts[0] == texts[1] and len(texts[0]) == 5
     assert torch.equal(model([tokens(9)])[0], encoded)
+
+
+WRITERS = {
+    "qwen3": DECODERS["qwen3"],
+    "ministral3": of_decoder(llama.Ministral3_3B),
+    "gemma2": DECODERS["gemma2"],
+    "gemma3": DECODERS["gemma3"],
+}
+
+
+@pytest.mark.parametrize("kind", WRITERS.values(), ids=WRITERS)
+@pytest.mark.parametrize("words", [3, 30], ids=["short", "beyond its window"])
+def test_every_kind_writes_what_stock_writes(kind: Kind, words: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The likeliest that is not there yet, and so long that Gemma 3's layers do not see the first tokens any more."""
+    model = kind.build(torch.float32)
+    kind.embedding(model).weight.mul_(0.1)  # as large as it is, it would write the last token over and over
+    twin = copy.deepcopy(model)
+    kind.fused(model)
+    monkeypatch.setattr(type(model.transformer.model.config), "stop_tokens", [])
+    options = {"do_sample": True, "max_length": 12, "temperature": 1.0, "top_k": 1, "top_p": 1.0, "min_p": 0.0}
+    prompt = [[(token, 1.0) for token in tokens(words, words)]]
+    monkeypatch.setattr(cache, "AT_FIRST", 4)
+    monkeypatch.setattr(cache, "STEP", 4)
+    LEDGER.clear()
+    texts = [
+        one.generate(prompt, repetition_penalty=1.3, presence_penalty=20, seed=0, **options) for one in (model, twin)
+    ]
+    assert texts[0] == texts[1] and len(texts[0]) == 12 and len(set(texts[0])) > 3
+    assert not [one for one in LEDGER.refusals if one.op == "text encoder"]
+
+
+def test_biases_of_written_tokens() -> None:
+    """Stock has no network with biases that writes and is small; so the layers are asked."""
+    kind = DECODERS["qwen25"]
+    model = kind.build(torch.float32)
+    kind.fused(model)
+    stack, x = model.transformer.model, torch.randn(1, 9, WIDTH)
+    policy = Wide(KernelPolicy())
+    prompt = prompt_of(stack, x, None, None, {})
+    assert isinstance(prompt, layer_file.Prompt)
+    kept = cache.Cache(stack, 9, 20, x.device)
+    wanted = x.clone()
+    for layer in stack.layers:
+        wanted, _ = layer(x=wanted, attention_mask=prompt)
+    read, last = x[:, :8].clone(), x[:, 8:].clone()
+    short = prompt_of(stack, read, None, None, {})
+    token = layer_file.Next(
+        policy, tuple((c[0, 0], s[0, 0]) for c, s in prompt.tables), torch.tensor([8], dtype=torch.int32)
+    )
+    for i, layer in enumerate(stack.layers):
+        read, _ = layer(x=read, attention_mask=short, past_key_value=kept.of(i))
+        last, _ = layer(x=last, attention_mask=token, past_key_value=kept.of(i))
+    close(last, wanted[:, 8:], ALLOWED["precise"])
+
+
+def test_positions_in_three_dimensions_that_lie_one_behind_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Qwen2.5-VL has them: the first pairs of a head turn by time, the next by height, the last by width."""
+    model = DECODERS["qwen25"].build()
+    monkeypatch.setattr(type(model.transformer.model.config), "rope_dims", [16, 24, 24])
+    twin = copy.deepcopy(model)
+    qwen3.fuse(model, on_cpu=True)
+    x, places = torch.randn(1, 6, WIDTH), torch.stack([torch.arange(6), torch.arange(6) * 2, torch.arange(6, 0, -1)])
+    got, wanted = (one.transformer.model(None, embeds=x.clone(), position_ids=places)[0] for one in (model, twin))
+    close(got, wanted, ALLOWED["precise"])
+    plain = twin.transformer.model(None, embeds=x.clone())[0]
+    assert (plain - wanted).norm() > 5 * ALLOWED["precise"] * wanted.norm()
 
 
 def test_what_only_stock_knows_is_handed_back() -> None:
