@@ -20,7 +20,7 @@ FOLDERS = (
     "unet",
     "t5",
     "qwen3_vl",
-    "qwen3",
+    "language_models",
     "clip",
     "image_vae",
 )

@@ -34,14 +34,6 @@ CONFIG = {
     "vocab_size": WORDS, "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": LAYERS,
     "num_attention_heads": 2, "num_key_value_heads": 1,
 }  # fmt: skip
-REPLACES: dict[type, type] = {
-    FusedStack: stock.Llama2_,
-    FusedLayer: stock.TransformerBlock,
-    FusedEmbedding: comfy.ops.manual_cast.Embedding,
-    TellsWhatIsRead: comfy.sd1_clip.SDClipModel,
-    Writes: stock.BaseGenerate,
-    AsksForRoom: comfy.sd1_clip.SD1ClipModel,
-}
 PARTS = (stock.Attention, stock.MLP, stock.RMSNorm, stock.BaseLlama, stock.BaseQwen3)
 SOURCE = (stock, comfy.sd1_clip.SDClipModel, *PARTS)
 # The ways in which stock's models ask: layers by number, the last but one, the last.
@@ -56,6 +48,17 @@ LIKELIEST = {
     "presence_penalty": 0.2,
 }
 BY_SEED = {"max_length": 2, "top_k": 0, "temperature": 30.0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+
+
+def replaces(layer: type, *, writes: bool) -> dict[type, type]:
+    """`Specimen.replaces` of a language model. layer: stock's class of its layers."""
+    found: dict[type, type] = {
+        FusedStack: stock.Llama2_,
+        FusedLayer: layer,
+        FusedEmbedding: comfy.ops.manual_cast.Embedding,
+        TellsWhatIsRead: comfy.sd1_clip.SDClipModel,
+    }
+    return {**found, Writes: stock.BaseGenerate, AsksForRoom: comfy.sd1_clip.SD1ClipModel} if writes else found
 
 
 def built(draw: Draw, network: Any, config: dict[str, Any]) -> Any:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ...base.family import Expected, Family, Role
+from ...base.family import Expected
+from ...text.family import language_model
 from .layout import is_qwen3_vl
 
 if TYPE_CHECKING:
-    import torch
-
     from ....kernels_cuda import KernelPolicy
     from ....memory import WeightFile
     from ...base.specimen import Specimen
@@ -36,17 +35,10 @@ def _kind(header: WeightFile) -> str | None:
     return "QWEN_IMAGE" if options(header) else None
 
 
-def _fuse(model: Any, policy: KernelPolicy) -> int:
-    from ...text.stack import fuse  # noqa: PLC0415
-    from .eyes import fuse as fuse_eyes  # noqa: PLC0415
+def _fuse_vision(model: Any, policy: KernelPolicy) -> int:
+    from .eyes import fuse  # noqa: PLC0415
 
-    return fuse(model, policy) + fuse_eyes(model, policy)
-
-
-def _idle(model: Any, device: torch.device) -> int:
-    from ...text.stack import idle  # noqa: PLC0415
-
-    return idle(model, device)
+    return fuse(model, policy)
 
 
 def _specimens() -> Iterable[Specimen]:
@@ -55,33 +47,13 @@ def _specimens() -> Iterable[Specimen]:
     return specimens()
 
 
-QWEN3_VL = Family(
-    name="Qwen3-VL",
-    role=Role.TEXT,
-    covers="Qwen3-VL 2B, 4B and 8B: its eyes and its language model, FP16 products around FP32 streams; writes",
-    recognises=is_qwen3_vl,
-    fuse=_fuse,
-    ops=(
-        "attention",
-        "codes_to_half",
-        "codes_to_int8",
-        "decode_attention",
-        "few_rows",
-        "int8_to_half",
-        "join_sums",
-        "linear",
-        "linear_",
-        "linear_pair",
-        "norm_modulate",
-        "rms_parts",
-        "rms_rope_",
-        "rms_rope_keep",
-        "rms_rope_sums",
-        "to_half",
-    ),
+QWEN3_VL = language_model(
+    "Qwen3-VL",
+    "Qwen3-VL 2B to 32B (Krea 2, MiniMax H3): its vision part and its language model, FP16 products around FP32 streams; writes",
+    is_qwen3_vl,
+    expects=_expects,
+    fuse_vision=_fuse_vision,
     options=_options,
     kind=_kind,
-    expects=_expects,
-    idle=_idle,
     specimens=_specimens,
 )

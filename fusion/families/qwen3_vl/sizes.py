@@ -1,7 +1,7 @@
 """Models of sizes that stock has no configuration for, such as Qwen3-VL 2B: stock's class, built
 with the sizes of the file.
 
-Stock recognises Qwen3-VL by its eyes, and takes every width except the 4B's for the 8B's. An option
+Stock recognises Qwen3-VL by its vision part, and takes every width except the 4B's for the 8B's. An option
 of its loader replaces the class that it then builds. The form of prompts, and the layers that are
 read, stay those of `Qwen3VLClipModel`.
 """
@@ -18,14 +18,17 @@ from comfy.text_encoders.llama import Llama2_, Qwen3VL_8BConfig
 from torch import nn
 
 from ....memory import WeightFile
-from .layout import HEADS, Sizes, sizes
+from .layout import HEADS, VISION, Sizes, sizes, vision_of
 
 KNOWN = (2560, 4096)  # widths of the sizes that stock has: 4B, 8B
 OPTION = "qwen3vl_8b_class"
 
 
 def options(header: WeightFile) -> Mapping[str, Any]:
-    """Stock's model_options for a file of this family."""
+    """Stock's model_options for a file of this family. MiniMax H3's encoder has a class of its
+    own, with a prefix of its own."""
+    if vision_of(header) != VISION[0]:
+        return {}
     found = sizes(header)
     return {} if found.width in KNOWN else {OPTION: partial(SizedClipModel, sizes=found)}
 
@@ -66,8 +69,8 @@ class Sized(stock.Qwen3VL):
         config = Qwen3VL_8BConfig(**{**language(sizes), **given})
         self.num_layers = config.num_hidden_layers
         self.model = Llama2_(config, device=device, dtype=dtype, ops=operations)
-        eyes = {**stock.QWEN3VL_VISION_COMMON, **seeing(sizes), "out_hidden_size": config.hidden_size}
-        self.visual = stock.Qwen3VLVisionModel(eyes, device=device, dtype=dtype, ops=operations)
+        vision = {**stock.QWEN3VL_VISION_COMMON, **seeing(sizes), "out_hidden_size": config.hidden_size}
+        self.visual = stock.Qwen3VLVisionModel(vision, device=device, dtype=dtype, ops=operations)
         self.dtype = dtype
 
 
@@ -85,8 +88,8 @@ def language(sizes: Sizes) -> dict[str, Any]:
 
 def seeing(sizes: Sizes) -> dict[str, Any]:
     return {
-        "hidden_size": sizes.eyes,
-        "intermediate_size": sizes.eyes_ffn,
+        "hidden_size": sizes.vision,
+        "intermediate_size": sizes.vision_ffn,
         "depth": sizes.blocks,
         "num_heads": HEADS,
         "num_position_embeddings": sizes.places,

@@ -24,7 +24,7 @@ EYES = {
 }  # fmt: skip
 SIZES = (64, 96), (64, 64)
 REPLACES: dict[type, type] = {
-    **language.REPLACES,
+    **language.replaces(comfy.text_encoders.llama.TransformerBlock, writes=True),
     FusedEyes: stock.Qwen3VLVisionModel,
     FusedBlock: stocks_eyes.Qwen35VisionBlock,
     FusedMerger: stock.Qwen3VLDeepstackMerger,
@@ -38,7 +38,14 @@ PARTS = (
     stocks_eyes.Qwen35VisionRotaryEmbedding,
     stock.Qwen3VLClipModel,
 )
-SOURCE = (*language.SOURCE, stock, stocks_eyes, comfy.text_encoders.qwen_vl, *PARTS)
+SOURCE = (
+    *language.SOURCE,
+    comfy.text_encoders.llama.TransformerBlock,
+    stock,
+    stocks_eyes,
+    comfy.text_encoders.qwen_vl,
+    *PARTS,
+)
 
 
 def specimens() -> Sequence[Specimen]:

@@ -252,6 +252,22 @@ CHANGES: dict[str, tuple[Change, ...]] = {
     "UMT5 encoder": (Change(encoders.SDClipModel, "if self.zero_out_masked:", "if False:"),),
     "T5 encoder without gates": (Change(t5.T5DenseActDense, "self.act(self.wi(x))", "self.wi(x)"),),
     "Qwen3 encoder": (Change(llama.BaseGenerate, "manual_seed(seed)", "manual_seed(0)", function="generate"),),
+    "Qwen2.5 encoder, Llama 3 encoder, Ministral 3 encoder": (
+        Change(llama.TransformerBlock, "x = self.mlp(x)", "x = 0.5 * self.mlp(x)"),
+        Change(llama.Attention, "optimized_attention(xq,", "optimized_attention(xq * 1.1,"),
+    ),
+    "Qwen2.5 encoder": (
+        Change(llama.Attention, "xv = self.v_proj(hidden_states)", "xv = self.v_proj(hidden_states).tanh()"),
+    ),
+    "Gemma 2 encoder, Gemma 3 encoder": (
+        Change(llama.TransformerBlockGemma2, "x = self.post_attention_layernorm(x)", "pass"),
+        Change(llama.TransformerBlockGemma2, "x = self.post_feedforward_layernorm(x)", "pass"),
+        Change(llama.RMSNorm, "w = w + 1.0", "w = w + 0.9"),
+    ),
+    "Gemma 3 encoder": (
+        Change(llama.TransformerBlockGemma2, "freqs_cis = freqs_cis[1]", "freqs_cis = freqs_cis[0]"),
+        Change(llama.TransformerBlockGemma2, "diagonal=-self.sliding_attention", "diagonal=1 - self.sliding_attention"),
+    ),
     "VAE of Flux": (
         Change(
             autoencoder.AutoencodingEngine,

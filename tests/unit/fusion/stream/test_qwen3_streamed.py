@@ -23,7 +23,7 @@ from fusestream.checkpoints.options import qwen3_options
 from fusestream.fusion.base.errors import WrongFile
 from fusestream.fusion.base.family import Role
 from fusestream.fusion.families import family_of
-from fusestream.fusion.families.qwen3 import QWEN3
+from fusestream.fusion.families.language_models import QWEN3
 from fusestream.fusion.load.text import load_streamed_text_encoder
 from fusestream.fusion.text import stack as encoder
 from fusestream.kernels_cuda import LEDGER

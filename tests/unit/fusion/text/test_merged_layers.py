@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from fusestream import fusion
 from fusestream.fusion.families import family_of
-from fusestream.fusion.families.qwen3 import QWEN3
+from fusestream.fusion.families.language_models import QWEN3
 from fusestream.fusion.identify.checkpoint_info import header_of
 from fusestream.fusion.load.text import load_streamed_text_encoder
 from fusestream.fusion.text import layer_kind, stack

@@ -1,0 +1,84 @@
+"""A family of text encoders that are language models. What differs from one to the next is told by
+its file and by the network that stock builds of it (`layer_kind.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..base.family import Expected, Family, Role
+
+if TYPE_CHECKING:
+    import torch
+
+    from ...kernels_cuda import KernelPolicy
+    from ...memory import WeightFile
+    from ..base.specimen import Specimen
+
+OPS = (
+    "attention",
+    "codes_to_half",
+    "codes_to_int8",
+    "decode_attention",
+    "few_rows",
+    "int8_to_half",
+    "join_sums",
+    "linear",
+    "linear_",
+    "linear_pair",
+    "norm_modulate",
+    "rms_parts",
+    "rms_rope_",
+    "rms_rope_keep",
+    "rms_rope_sums",
+    "to_half",
+)
+
+
+def language_model(
+    name: str,
+    covers: str,
+    recognises: Callable[[WeightFile], bool],
+    *,
+    specimens: Callable[[], Iterable[Specimen]],
+    expects: Callable[[WeightFile], Expected] | None = None,
+    fuse_vision: Callable[[Any, KernelPolicy], int] | None = None,
+    options: Callable[[WeightFile], Mapping[str, Any]] | None = None,
+    kind: Callable[[WeightFile], str | None] | None = None,
+) -> Family:
+    """A family of this name, with arguments as `Family` has them.
+
+    expects      None: a layer has what the layers of the file have
+    fuse_vision  lets its vision part compute through our ops; the number of its blocks
+    """
+
+    def fuse(model: Any, policy: KernelPolicy) -> int:
+        from .stack import fuse  # noqa: PLC0415
+
+        return fuse(model, policy) + (0 if fuse_vision is None else fuse_vision(model, policy))
+
+    return Family(
+        name=name,
+        role=Role.TEXT,
+        covers=covers,
+        recognises=recognises,
+        fuse=fuse,
+        ops=OPS,
+        options=options,
+        kind=kind,
+        expects=_expected if expects is None else expects,
+        idle=_idle,
+        specimens=specimens,
+    )
+
+
+def _expected(header: WeightFile) -> Expected:
+    from .layout import ROOT, expected_layers  # noqa: PLC0415
+
+    return Expected(expected_layers(header, ROOT))
+
+
+def _idle(model: Any, device: torch.device) -> int:
+    from .stack import idle  # noqa: PLC0415
+
+    return idle(model, device)
