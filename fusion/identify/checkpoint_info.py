@@ -44,6 +44,8 @@ VAE_PARTS = (
     "decoder.conv_in.weight", "decoder.conv_in.conv.weight", "decoder.conv1.weight", "decoder.up_blocks.0.resnets.0.norm1.weight",
     "first_stage_model.decoder.conv_in.weight", "decoder.layers.0.weight", "taesd_decoder.1.weight",
 )  # fmt: skip
+# What LTX-2 makes of Gemma 3's layers, in a file of its own.
+TEXT_PROJECTION = "text_embedding_projection."
 # Prefixes of text encoders and VAE in whole checkpoints.
 BESIDE_THE_MODEL = ("cond_stage_model.", "conditioner.embedders.", "text_encoders.", "first_stage_model.", "vae.")
 
@@ -107,6 +109,8 @@ class CheckpointInfo:
         with contextlib.suppress(Exception):  # as above
             if comfy.sd.detect_te_model(self.tensors) is not None:
                 return Role.TEXT
+        if self.tensors and all(name.startswith(TEXT_PROJECTION) for name in self.tensors):
+            return Role.TEXT
         if self.stocks_kind is not None:
             return Role.DIFFUSION
         return Role.VAE if any(name in self.tensors for name in VAE_PARTS) else None
