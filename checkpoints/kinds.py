@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from . import lora, pictures, spellings, spiece, text, vaes, video, wan
+from . import lora, pictures, spellings, spiece, tekken, text, vaes, video, wan
 from .storage import CAST, PLAIN, KeptWide, Plain, Scaled, Storage
 from .weights import Table
 
@@ -74,9 +74,22 @@ MINIMAX_STORAGES: dict[str, Storage] = {
     for name, storage in (PLAIN | {"fp8_e4m3fn": Plain(torch.bfloat16, torch.float8_e4m3fn)}).items()
 }
 
+# Without eyes, and without a tokenizer inside.
+DECODERS = {
+    "qwen3": text.QWEN3,
+    "qwen3_06b": text.QWEN3_06B,
+    "qwen3_8b": text.QWEN3_8B,
+    "qwen25": text.QWEN25,
+    "llama3": text.LLAMA3,
+}
+
 
 def _with_tokenizer(special: Mapping[str, int], tensors: Tensors) -> Tensors:
     return tensors | {"spiece_model": spiece.spiece_tensor(**special)}
+
+
+def _with_tekken(tensors: Tensors) -> Tensors:
+    return tensors | {"tekken_model": tekken.tekken_tensor()}
 
 
 def _catalogue() -> dict[str, Kind]:
@@ -103,12 +116,24 @@ def _catalogue() -> dict[str, Kind]:
         kinds[name] = diffusion(name, pictures.unet, unet, narrow=name != "sd15_wide")
 
     kinds["umt5"] = encoder("umt5", text.umt5, text.UMT5, TEXT_STORAGES, finish=partial(_with_tokenizer, {}))
-    kinds["qwen3"] = encoder("qwen3", text.llama, text.QWEN3, TEXT_STORAGES)
-    kinds["qwen3_vl"] = encoder("qwen3_vl", text.qwen3_vl, text.QWEN3_VL, TEXT_STORAGES)
+    for name, language in DECODERS.items():
+        kinds[name] = encoder(name, text.llama, language, TEXT_STORAGES)
     gemma = partial(_with_tokenizer, spiece.GEMMA)
-    kinds["gemma2"] = encoder("gemma2", text.llama, text.GEMMA2, TEXT_STORAGES, finish=gemma)
+    for name, language in {"gemma2": text.GEMMA2, "gemma3_4b": text.GEMMA3_4B}.items():
+        kinds[name] = encoder(name, text.llama, language, TEXT_STORAGES, finish=gemma)
+    for name, language in {"mistral3": text.MISTRAL3, "ministral3": text.MINISTRAL3}.items():
+        kinds[name] = encoder(name, text.llama, language, TEXT_STORAGES, narrow=True, finish=_with_tekken)
+    kinds["qwen3_vl"] = encoder("qwen3_vl", text.qwen3_vl, text.QWEN3_VL, TEXT_STORAGES)
+    kinds["qwen25_vl"] = encoder("qwen25_vl", text.qwen25_vl, text.QWEN25_VL, TEXT_STORAGES, narrow=True)
+    kinds["gemma3"] = encoder("gemma3", text.gemma3, text.GEMMA3, TEXT_STORAGES, narrow=True, finish=gemma)
+    minimax_text = partial(encoder, "minimax_h3_te", text.minimax_h3_te, text.MINIMAX_H3_TE)
+    kinds["minimax_h3_te"] = minimax_text(TEXT_STORAGES, narrow=True)
     kinds["clip_l"] = encoder("clip_l", text.clip, text.CLIP_WIDTH)
     kinds["t5xxl"] = encoder("t5xxl", text.t5xxl, text.T5XXL, T5_STORAGES)
+    # The second file of two.
+    kinds["byt5"] = encoder("byt5", text.t5xxl, text.BYT5, PLAIN)
+    projection = partial(encoder, "ltx23_text_projection", video.ltx_text_projection)
+    kinds["ltx23_text_projection"] = projection(video.LTX["ltx23"], PLAIN, narrow=True)
     for name, finish in {"clip_vision": None, "clip_vision_open_clip": spellings.open_clip_vision}.items():
         kinds[name] = Kind("clip_vision", "clip_vision", text.clip_vision, text.CLIP_VISION, finish=finish)
 

@@ -1,8 +1,10 @@
 """The sizes of a small encoder's file, as stock ComfyUI wants to be told them.
 
-`load_clip(paths, clip_type, model_options=model_options(*paths))` loads files of UMT5, T5, CLIP-L,
-Qwen3 4B and Gemma 2 at any size: each has an option of its own. A picture tower's sizes are for the
-class that stock would build: `clip_vision_config`.
+`load_clip(paths, clip_type, model_options=model_options(*paths))` loads files of the kinds in
+`text/` at any size: each has an option of its own, under the name that stock gives the encoder. The
+sizes of an encoder's eyes, and which layers are read, have no option: while `narrow.opened` is open,
+stock takes those from the file. A picture tower's sizes are for the class that stock would build:
+`clip_vision_config`.
 """
 
 from __future__ import annotations
@@ -18,8 +20,19 @@ Shapes = Mapping[str, tuple[int, ...]]
 Config = dict[str, int]
 
 T5_ATTENTION = "encoder.block.0.layer.0.SelfAttention"
+BYT5_KEYS = 384  # stock's mark, too
 CLIP_FIRST = "text_model.encoder.layers.0.mlp.fc1.weight"
-GEMMA_MARK = "model.layers.0.post_feedforward_layernorm.weight"
+LAYER = "model.layers.0."
+HEAD_NORM = f"{LAYER}self_attn.q_norm.weight"
+GEMMA_MARK = f"{LAYER}post_feedforward_layernorm.weight"
+GEMMA3_MARK = "model.layers.47.self_attn.q_norm.weight"
+MINIMAX_MARK = "visual.deepstack_merger_list.0.norm.weight"
+PROJECTION = "text_embedding_projection."
+# An encoder that stock builds without naming it looks its sizes up under no name.
+UNNAMED = ""
+BY_KEY_BIASES = {256: "qwen25_3b", 512: "qwen25_7b"}
+QWEN3_BY_WIDTH = {1024: "qwen3_06b", 2048: "qwen3_2b", 2560: "qwen3_4b", 4096: "qwen3_8b"}
+BY_WIDTH = {5120: "mistral3_24b", 3072: "ministral3_3b"}
 
 
 def model_options(*paths: Path) -> dict[str, Config]:
@@ -31,11 +44,33 @@ def model_options(*paths: Path) -> dict[str, Config]:
             # every file of this kind.
             options["model_config"] = clip_config(found)
         elif "shared.weight" in found:
-            everywhere = T5_ATTENTION.replace(".0.", ".1.", 1) + ".relative_attention_bias.weight" in found
-            options["umt5xxl_model_config" if everywhere else "t5xxl_model_config"] = t5_config(found)
-        else:
-            options[f"{'gemma2_2b' if GEMMA_MARK in found else 'qwen3_4b'}_model_config"] = llama_config(found)
+            options[f"{t5_name(found)}_model_config"] = t5_config(found)
+        elif not any(name.startswith(PROJECTION) for name in found):
+            options[f"{decoder_name(found)}_model_config"] = llama_config(found)
     return options
+
+
+def t5_name(shape: Shapes) -> str:
+    """What stock calls a UMT5, T5 or ByT5."""
+    if shape[f"{T5_ATTENTION}.k.weight"][0] == BYT5_KEYS:
+        return UNNAMED
+    everywhere = T5_ATTENTION.replace(".0.", ".1.", 1) + ".relative_attention_bias.weight" in shape
+    return "umt5xxl" if everywhere else "t5xxl"
+
+
+def decoder_name(shape: Shapes) -> str:
+    """What stock calls a language model, by the marks it goes by itself."""
+    if GEMMA_MARK in shape:
+        if GEMMA3_MARK in shape:
+            return UNNAMED
+        return "gemma3_4b" if HEAD_NORM in shape else "gemma2_2b"
+    if MINIMAX_MARK in shape:
+        return "qwen3vl_32b"
+    biases = shape.get(f"{LAYER}self_attn.k_proj.bias")
+    if biases is not None:
+        return BY_KEY_BIASES[biases[0]]
+    width = shape["model.embed_tokens.weight"][1]
+    return QWEN3_BY_WIDTH[width] if HEAD_NORM in shape else BY_WIDTH.get(width, "llama")
 
 
 def t5_config(shape: Shapes) -> Config:
@@ -64,15 +99,14 @@ def clip_config(shape: Shapes) -> Config:
 
 
 def llama_config(shape: Shapes) -> Config:
-    """Of a Qwen3 or Gemma 2."""
-    head = 256 if GEMMA_MARK in shape else shape["model.layers.0.self_attn.q_norm.weight"][0]
+    """Of a language model. No size tells a head's width without norms of heads: stock fixes it."""
+    head = shape.get(HEAD_NORM, (256 if GEMMA_MARK in shape else 128,))[0]
     vocabulary, width = shape["model.embed_tokens.weight"]
-    layer = "model.layers.0."
-    query, key = (shape[f"{layer}self_attn.{part}_proj.weight"][0] // head for part in "qk")
+    query, key = (shape[f"{LAYER}self_attn.{part}_proj.weight"][0] // head for part in "qk")
     return {
         "vocab_size": vocabulary,
         "hidden_size": width,
-        "intermediate_size": shape[f"{layer}mlp.gate_proj.weight"][0],
+        "intermediate_size": shape[f"{LAYER}mlp.gate_proj.weight"][0],
         "num_hidden_layers": _count(shape, "input_layernorm.weight"),
         "num_attention_heads": query,
         "num_key_value_heads": key,

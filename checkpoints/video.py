@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
+from .text import GEMMA3
 from .wan import FREQUENCIES, HEAD, SHARP
 from .weights import Rows, Table, Tree, conv, gain, linear, norm, normal, tree
 
@@ -147,6 +148,20 @@ def ltx_metadata(size: LtxSize) -> dict[str, str]:
             "cross_attention_adaln": True,
         }
     return {"config": json.dumps({"transformer": config})}
+
+
+def ltx_text_projection(size: LtxSize) -> Table:
+    """What LTX-2.3 makes of the prompt, in a file of its own: all layers of Gemma 3 and its
+    embedding, one beside the other, become an encoding for each stream. Stock knows it by the
+    audio's bias.
+    """
+    read = (GEMMA3.language.layers + 1) * GEMMA3.language.width
+    return tree(
+        {
+            "text_embedding_projection.audio_aggregate_embed": linear(size.audio, read),
+            "text_embedding_projection.video_aggregate_embed": linear(size.video, read),
+        }
+    )
 
 
 # --------------------------------------------------------------------------------- HunyuanVideo 1.5

@@ -142,7 +142,8 @@ def one_tokenizer_of_each() -> Iterator[None]:
         return once
 
     with pytest.MonkeyPatch.context() as patch:
-        for kind in (transformers.CLIPTokenizer, transformers.Qwen2Tokenizer, transformers.T5TokenizerFast):
+        names = ("CLIPTokenizer", "LlamaTokenizerFast", "Qwen2Tokenizer", "T5TokenizerFast")
+        for kind in (getattr(transformers, name) for name in names):
             patch.setattr(kind, "from_pretrained", reading(kind.from_pretrained))
         yield
 

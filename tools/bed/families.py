@@ -58,11 +58,20 @@ CALLED = {
     "sdxl": "SDXL",
     "qwen3": "Qwen3 4B",
     "gemma2": "Gemma 2 2B",
+    "gemma3_4b": "Gemma 3 4B",
+    "gemma3": "Gemma 3 12B",
+    "qwen25": "Qwen2.5 3B",
+    "qwen25_vl": "Qwen2.5-VL 7B",
+    "llama3": "Llama 3.1 8B",
+    "mistral3": "Mistral Small 3 24B",
+    "ministral3": "Ministral 3 3B",
+    "minimax_h3_te": "MiniMax H3's Qwen3-VL 32B",
     "clip_l": "CLIP-L",
     "sd_vae": "Stable Diffusion's",
     "flux_vae": "Flux'",
     "flux2_vae": "Flux.2's",
 }
+BESIDE = ("ltx23_text_projection",)  # no models, but what goes with one
 SMALL = "small files"  # of random weights and true names, on the CPU
 # By name and role: what ran on a card beside stock, in the bench or, where it is told by its blocks, in `tests/gpu`.
 ON_A_CARD = {
@@ -126,7 +135,7 @@ def stocks(role: Role) -> list[str]:
     """The kinds of tiny files of this role that no family knows."""
     found = []
     for name, kind in checkpoints.KINDS.items():
-        if FOLDERS.get(kind.folder) is role:
+        if FOLDERS.get(kind.folder) is role and name not in BESIDE:
             extents = {key: Extent(key, "F16", spec.shape, 0, 0) for key, spec in kind.table.items()}
             if family_of(WeightFile(Path(name), 0, extents, kind.metadata)) is None:
                 found.append(name)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import comfy.ops
 import comfy.sd
 import comfy.text_encoders.flux
 import comfy.text_encoders.llama
+import comfy.text_encoders.minimax
 import comfy.text_encoders.t5
 import comfy.text_encoders.z_image
 import pytest
@@ -44,7 +46,7 @@ from fusestream.checkpoints.pictures import (
     unet,
     z_image,
 )
-from fusestream.checkpoints.text import ClipVisionSize, LlamaSize, Umt5Size
+from fusestream.checkpoints.text import ClipVisionSize, Gemma3Size, LlamaSize, Qwen3VLSize, Qwen25VLSize, Umt5Size
 from fusestream.checkpoints.wan import Relative, WanSize
 from fusestream.checkpoints.weights import Table
 
@@ -151,9 +153,48 @@ def clip_vision() -> torch.nn.Module:
 
 
 QWEN3 = LlamaSize(2560, 9728, 32, 8, head_width=128, layers=36, vocabulary=151936)
-GEMMA = LlamaSize(2304, 9216, 8, 4, head_width=256, layers=26, vocabulary=256000, gemma=True)
+QWEN3_06B = replace(QWEN3, width=1024, ffn=3072, heads=16, layers=28)
+QWEN3_8B = replace(QWEN3, width=4096, ffn=12288, own_words=True)
+QWEN3_32B = replace(QWEN3, width=5120, ffn=25600, heads=64, layers=50, final_norm=False)
+QWEN25 = LlamaSize(2048, 11008, 16, 2, 128, layers=36, vocabulary=151936, qk_norm=False, biased=True)
+QWEN25_7B = replace(QWEN25, width=3584, ffn=18944, heads=28, key_heads=4, layers=28, vocabulary=152064)
+LLAMA3 = LlamaSize(4096, 14336, 32, 8, 128, layers=32, vocabulary=128320, qk_norm=False)
+MISTRAL = LlamaSize(5120, 32768, 32, 8, 128, layers=30, vocabulary=131072, qk_norm=False, final_norm=False)
+MINISTRAL = replace(MISTRAL, width=3072, ffn=9216, layers=26, final_norm=True)
+GEMMA = LlamaSize(2304, 9216, 8, 4, 256, layers=26, vocabulary=256000, gemma=True, qk_norm=False)
+GEMMA3_4B = replace(GEMMA, width=2560, ffn=10240, layers=34, vocabulary=262208, qk_norm=True)
+GEMMA3_12B = replace(GEMMA3_4B, width=3840, ffn=15360, heads=16, key_heads=8, layers=48)
+EYES = {"eyes": 1152, "ffn": 4304, "blocks": 27}
+CUT = {"num_hidden_layers": 30, "final_norm": False}  # as stock builds what it finds cut for Flux.2
+
+
+def language(kind: str, **config: Any) -> torch.nn.Module:
+    made: torch.nn.Module = getattr(comfy.text_encoders.llama, kind)(config, HALF, "meta", OPS)
+    return made
+
+
 TIMES = [False, True, True]
 OTHERS: dict[str, tuple[Any, Any]] = {
+    "Qwen3-0.6B": (text.llama(QWEN3_06B), lambda: language("Qwen3_06B")),
+    "Qwen3-8B": (text.llama(QWEN3_8B), lambda: language("Qwen3_8B")),
+    "Qwen2.5-3B": (text.llama(QWEN25), lambda: language("Qwen25_3B")),
+    "Llama-3.1-8B": (text.llama(LLAMA3), lambda: language("Llama2")),
+    "Mistral-Small-3-24B": (text.llama(MISTRAL), lambda: language("Mistral3Small24B", **CUT)),
+    "Ministral-3-3B": (text.llama(MINISTRAL), lambda: language("Ministral3_3B")),
+    "Gemma3-4B": (text.llama(GEMMA3_4B), lambda: language("Gemma3_4B")),
+    "Gemma3-12B": (text.gemma3(Gemma3Size(GEMMA3_12B, **EYES, side=64)), lambda: language("Gemma3_12B")),
+    "Qwen2.5-VL-7B": (
+        text.qwen25_vl(Qwen25VLSize(QWEN25_7B, eyes=1280, ffn=3420, blocks=32)),
+        lambda: language("Qwen25_7BVLI"),
+    ),
+    "MiniMax-H3's Qwen3-VL-32B": (
+        text.minimax_h3_te(Qwen3VLSize(QWEN3_32B, **EYES, places=2304)),
+        lambda: comfy.text_encoders.minimax.MiniMaxQwen3VL({}, HALF, "meta", OPS),
+    ),
+    "ByT5-small": (
+        text.t5xxl(Umt5Size(1472, 6, ffn=3584, layers=12, vocabulary=1510)),
+        lambda: t5("byt5_config_small_glyph.json"),
+    ),
     "UMT5-XXL": (text.umt5(Umt5Size(4096, 64, vocabulary=256384)), lambda: t5("umt5_config_xxl.json")),
     "T5-XXL": (text.t5xxl(Umt5Size(4096, 64, vocabulary=32128)), lambda: t5("t5_config_xxl.json")),
     "Qwen3-4B": (text.llama(QWEN3), lambda: comfy.text_encoders.llama.Qwen3_4B({}, HALF, "meta", OPS)),
@@ -177,8 +218,47 @@ OTHERS: dict[str, tuple[Any, Any]] = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_encoders_and_video_vaes_are_the_real_ones(name: str) -> None:
     table, build = OTHERS[name]
+    published = {
+        name.replace("lm_head", "model.lm_head"): shape for name, shape in shapes(table).items()
+    }  # as stock does
     with torch.device("meta"):
-        assert shapes(table) == shapes_of(build())
+        assert published == shapes_of(build())
+
+
+def built(table: Table) -> tuple[Any, Any]:
+    """The encoder that stock builds for a file: shapes, and the numbers that its modules keep."""
+    made: list[torch.nn.Module] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(comfy.sd, "CLIP", lambda target, **_: made.append(target.clip(device="meta", dtype=HALF)))
+        comfy.sd.load_text_encoder_state_dicts([weightless(table)])
+    (net,) = made
+    numbers = {
+        f"{path}.{key}": value
+        for path, module in net.named_modules()
+        for key, value in vars(module).items()
+        if isinstance(value, int | float | list)
+    }
+    return shapes_of(net), numbers
+
+
+@pytest.mark.parametrize("name", ["Gemma3-12B", "Qwen2.5-VL-7B", "MiniMax-H3's Qwen3-VL-32B"])
+def test_narrow_gives_eyes_stocks_own_sizes(name: str) -> None:
+    wanted = built(OTHERS[name][0])
+    with narrow.opened(comfy):
+        assert built(OTHERS[name][0]) == wanted
+
+
+@pytest.mark.parametrize("kind", narrow.encoders.READ_AT)
+def test_narrow_reads_the_layers_that_stock_reads(kind: str) -> None:
+    made = getattr(comfy.text_encoders.flux, kind)
+    wanted = inspect.signature(made.__init__).parameters["layer"].default
+    name, full, _ = narrow.encoders.READ_AT[kind]
+    with narrow.opened(comfy), torch.device("meta"):
+        for layers in (None, full, full + 10):
+            options = (
+                {} if layers is None else {"model_name": name, f"{name}_model_config": {"num_hidden_layers": layers}}
+            )
+            assert made(device="meta", dtype=HALF, model_options=options).layer == wanted
 
 
 @pytest.mark.parametrize("kind", vaes.KL_VAES)

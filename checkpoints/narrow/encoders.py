@@ -1,0 +1,229 @@
+"""Text encoders whose sizes stock has in its code, or is told in options: read from the file instead."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+from .. import text
+from ..options import CLIP_FIRST, HEAD_NORM, MINIMAX_MARK, PROJECTION, Shapes, clip_config, llama_config
+from .replacing import Replace, constructed_with, replacing
+
+QWEN3_TABLE = "model.embed_tokens.weight"
+QWEN3_LAYERS = 36
+
+
+def read_qwen3(comfy: Any, replace: Replace) -> None:
+    """Of a Qwen3 4B of fewer layers than the published one, where nobody hands over its sizes."""
+    stock = comfy.sd.load_text_encoder_state_dicts
+
+    def load(state_dicts: Any, *args: Any, model_options: Mapping[str, Any] | None = None, **options: Any) -> Any:
+        given = dict(model_options or {})
+        shape = {name: tuple(tensor.shape) for name, tensor in state_dicts[0].items()}
+        if HEAD_NORM in shape and shape[QWEN3_TABLE][1] == text.QWEN3.width and "qwen3_4b_model_config" not in given:
+            config = llama_config(shape)
+            if config["num_hidden_layers"] < QWEN3_LAYERS:
+                given["qwen3_4b_model_config"] = config
+        return stock(state_dicts, *args, model_options=given, **options)
+
+    replace(comfy.sd, "load_text_encoder_state_dicts", load)
+
+
+# Stock's encoders whose tokenizers have more words than the small files.
+FOLDED = {
+    "anima": "Qwen3_06BModel",
+    "hunyuan_image": "Qwen25_7BVLIModel",
+    "hunyuan_video": "LLAMAModel",
+    "minimax": "MiniMaxH3ClipModel",
+    "omnigen2": "Qwen25_3BModel",
+    "qwen_image": "Qwen25_7BVLIModel",
+    "z_image": "Qwen3_4BModel",
+}
+
+
+def fold_tokens(comfy: Any, replace: Replace) -> None:
+    """Of the tokens that a small vocabulary lacks, padding stays padding, and the others stand for some of it."""
+    stock = comfy.text_encoders
+    for kind in (
+        *(getattr(getattr(stock, module), name) for module, name in FOLDED.items()),
+        *(stock.flux.Qwen3_4BModel, stock.flux.Qwen3_8BModel),
+    ):
+        replace(kind, "__init__", _folding(kind.__init__))
+
+
+def _folding(stock: Callable[..., None]) -> Callable[..., None]:
+    """A constructor of an encoder that folds as long as it lives."""
+
+    def construct(self: Any, *args: Any, **options: Any) -> None:
+        stock(self, *args, **options)
+        pad, last = self.special_tokens["pad"], self.transformer.get_input_embeddings().weight.shape[0] - 1
+        if pad <= last:
+            return
+        process = self.process_tokens
+
+        def folded(token: Any) -> Any:
+            return (last if token == pad else token % last) if isinstance(token, int) and token > last else token
+
+        def process_folded(tokens: Any, device: Any) -> Any:
+            return process([[folded(token) for token in prompt] for prompt in tokens], device)
+
+        self.special_tokens = {**self.special_tokens, "pad": last}
+        self.process_tokens = process_folded
+
+    return construct
+
+
+def read_clip(comfy: Any, replace: Replace) -> None:
+    """Of the encoders in a whole checkpoint, which stock hands over as tokenizer's data too."""
+    stock = comfy.sd.CLIP.__init__
+
+    def construct(self: Any, *args: Any, model_options: Mapping[str, Any] | None = None, **options: Any) -> None:
+        given = dict(model_options or {})
+        beside = (options.get("tokenizer_data") or {}).items()  # of a file of its own, other things
+        shape = {name: tuple(tensor.shape) for name, tensor in beside if hasattr(tensor, "shape")}
+        for name in ("clip_l", "clip_g", "clip_h"):
+            own = {key.removeprefix(f"{name}.transformer."): of for key, of in shape.items() if key.startswith(name)}
+            config = clip_config(own) if CLIP_FIRST in own else None
+            if config is not None and config["hidden_size"] == text.CLIP_WIDTH:
+                given.setdefault(f"{name}_model_config", config)
+        stock(self, *args, model_options=given, **options)
+
+    replace(comfy.sd.CLIP, "__init__", construct)
+
+
+def fold_qwen3_vl(comfy: Any, replace: Replace) -> None:
+    """Pictures among the tokens stay."""
+    kind = comfy.text_encoders.qwen3vl.Qwen3VLClipModel
+    stock = kind.process_tokens
+
+    def process(self: Any, tokens: Any, device: Any) -> Any:
+        last = self.transformer.get_input_embeddings().weight.shape[0] - 1
+        folded = [[one % last if isinstance(one, int) and one > last else one for one in prompt] for prompt in tokens]
+        return stock(self, folded, device)
+
+    replace(kind, "process_tokens", process)
+
+
+# ------------------------------------------------------------------------------- layers that are read
+
+# Of encoders that are read at three layers: stock's name, how many layers its published file has of
+# use, and the parts that the layers divide it into.
+READ_AT = {"Qwen3_4BModel": ("qwen3_4b", 36, 4), "Qwen3_8BModel": ("qwen3_8b", 36, 4)}
+READ_AT |= {"Mistral3_24BModel": ("mistral3_24b", 30, 3)}
+
+
+def read_as_many_layers(comfy: Any, replace: Replace) -> None:
+    """Of Flux.2's encoders of fewer layers, those at the same parts of the whole."""
+    for kind, (name, full, parts) in READ_AT.items():
+        made = getattr(comfy.text_encoders.flux, kind)
+        replace(made, "__init__", _read_at(made.__init__, f"{name}_model_config", full, parts))
+
+
+def _read_at(stock: Callable[..., None], option: str, full: int, parts: int) -> Callable[..., None]:
+    def construct(self: Any, *args: Any, model_options: Mapping[str, Any] | None = None, **options: Any) -> None:
+        given = dict(model_options or {})
+        count = min(given.get(option, {}).get("num_hidden_layers", full), full)
+        layers = {"layer": [count * i // parts for i in (1, 2, 3)]}
+        stock(self, *args, model_options=given, **(layers | options))
+
+    return construct
+
+
+# ----------------------------------------------------------------------------------------- eyes
+
+
+def read_parts(comfy: Any, replace: Replace) -> None:
+    """The eyes of language models, and LTX-2.3's text projection, at the sizes in their files."""
+    stock = comfy.sd.load_text_encoder_state_dicts
+
+    def load(state_dicts: Any, *args: Any, **options: Any) -> Any:
+        with replacing() as inside:
+            for tensors in state_dicts:
+                shape = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+                for mark, read in PARTS.items():
+                    if mark in shape:
+                        read(comfy.text_encoders, shape, inside)
+            return stock(state_dicts, *args, **options)
+
+    replace(comfy.sd, "load_text_encoder_state_dicts", load)
+
+
+def _read_qwen25_eyes(stock: Any, shape: Shapes, replace: Replace) -> None:
+    ffn, width = shape["visual.blocks.0.mlp.gate_proj.weight"]
+    blocks, heads = _blocks(shape, "visual.blocks."), width // text.QWEN25_EYES_HEAD
+    sizes = {"hidden_size": width, "intermediate_size": ffn, "num_layers": blocks, "num_heads": heads}
+    constructed_with(replace, stock.qwen_vl.Qwen2VLVisionTransformer, **sizes)
+
+
+def _read_minimax_eyes(stock: Any, shape: Shapes, replace: Replace) -> None:
+    """Between blocks that speak to the language model are as many as between those of 27 blocks."""
+    ffn, width = shape["visual.blocks.0.mlp.linear_fc1.weight"]
+    blocks, told = _blocks(shape, "visual.blocks."), _blocks(shape, "visual.deepstack_merger_list.")
+    sizes = {
+        "hidden_size": width,
+        "intermediate_size": ffn,
+        "depth": blocks,
+        "num_heads": width // text.QWEN3_EYES_HEAD,
+        "num_position_embeddings": shape["visual.pos_embed.weight"][0],
+        "deepstack_visual_indexes": [(blocks - told) // told * i for i in range(1, told + 1)],
+    }
+    replace(stock.qwen3vl, "QWEN3VL_VISION", {**stock.qwen3vl.QWEN3VL_VISION, "qwen3vl_32b": sizes})
+
+
+def _read_gemma_eyes(stock: Any, shape: Shapes, replace: Replace) -> None:
+    ffn, width = shape["vision_model.encoder.layers.0.mlp.fc1.weight"]
+    sizes = {
+        "hidden_size": width,
+        "intermediate_size": ffn,
+        "num_hidden_layers": _blocks(shape, "vision_model.encoder.layers."),
+        "num_attention_heads": width // text.SIGLIP_HEAD,
+        "image_size": math.isqrt(shape[SIGLIP_PLACES][0]) * text.GEMMA_PATCH,
+    }
+    config = stock.llama.Gemma3_12B_Config
+    replace(config, "vision_config", config.vision_config | sizes)
+
+
+def _read_projection(stock: Any, shape: Shapes, replace: Replace) -> None:
+    (video, read), (audio, _) = (shape[f"{PROJECTION}{stream}_aggregate_embed.weight"] for stream in ("video", "audio"))
+    made = stock.lt.DualLinearProjection
+    stock_init = made.__init__
+    replace(made, "__init__", lambda self, *_sizes, **options: stock_init(self, read, video, audio, **options))
+
+
+SIGLIP_PLACES = "vision_model.embeddings.position_embedding.weight"
+PARTS: Mapping[str, Callable[[Any, Shapes, Replace], None]] = {
+    "visual.merger.ln_q.weight": _read_qwen25_eyes,
+    MINIMAX_MARK: _read_minimax_eyes,
+    SIGLIP_PLACES: _read_gemma_eyes,
+    f"{PROJECTION}audio_aggregate_embed.weight": _read_projection,
+}
+
+
+def _blocks(shape: Shapes, prefix: str) -> int:
+    return len({name.removeprefix(prefix).split(".")[0] for name in shape if name.startswith(prefix)})
+
+
+# ------------------------------------------------------------------------------------ Mistral's words
+
+
+def read_tekken(comfy: Any, replace: Replace) -> None:
+    """Mistral's tokenizer, where transformers 5.15 or later wants a file of what stock has in memory."""
+    try:
+        converter = import_module("transformers.integrations.mistral").MistralConverter
+    except ModuleNotFoundError:
+        return
+    if "vocab_file" not in signature(converter).parameters:
+        return
+
+    def load(data: Any) -> dict[str, Any]:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "tekken.json"
+            path.write_bytes(data if isinstance(data, bytes) else data.numpy().tobytes())
+            return {"tokenizer_object": converter(str(path)).converted(), "legacy": False}
+
+    replace(comfy.text_encoders.flux, "load_mistral_tokenizer", load)
