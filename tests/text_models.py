@@ -95,7 +95,7 @@ def decoder(network: Any, dtype: torch.dtype = HALF, window: int | None = None, 
     model = seeded(model, 3, scale)
     for name, weight in model.transformer.named_parameters() if adds_one else ():
         if "norm" in name:
-            weight.sub_(1)
+            weight.copy_(weight.float() - 1)
     return model
 
 

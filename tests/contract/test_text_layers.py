@@ -20,7 +20,7 @@ from fusestream.fusion.weights import fp32_residual
 from fusestream.kernels_cuda import KernelPolicy, KernelRefused
 
 EACH = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-FAMILIES = {name: KINDS[name] for name in ("umt5", "qwen3", "clip_l")}
+FAMILIES = {name: KINDS[name] for name in ("umt5", "qwen3", "gemma3", "clip_l")}
 FEW = pytest.mark.parametrize("kind", FAMILIES.values(), ids=FAMILIES)
 # Which stream in FP32, and pass in chunks; CLIP's 77 tokens do neither.
 WIDE = {name: FAMILIES[name] for name in ("umt5", "qwen3")}
