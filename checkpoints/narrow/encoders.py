@@ -1,4 +1,4 @@
-"""Text encoders whose sizes stock has in its code, or is told in options: read from the file instead."""
+"""Text encoders whose sizes stock has in its code: read from the file instead."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ FOLDED = {
 
 
 def fold_tokens(comfy: Any, replace: Replace) -> None:
-    """Of the tokens that a small vocabulary lacks, padding stays padding, and the others stand for some of it."""
+    """Of the tokens that a small vocabulary lacks, padding stays padding, and the others stand for
+    some that it has.
+    """
     stock = comfy.text_encoders
     for kind in (
         *(getattr(getattr(stock, module), name) for module, name in FOLDED.items()),
@@ -109,7 +111,7 @@ def fold_qwen3_vl(comfy: Any, replace: Replace) -> None:
     replace(kind, "process_tokens", process)
 
 
-# ------------------------------------------------------------------------------- layers that are read
+# ----------------------------------------------------------------------------- layers that are read
 
 # Of encoders that are read at three layers: stock's name, how many layers its published file has of
 # use, and the parts that the layers divide it into.
@@ -134,7 +136,7 @@ def _read_at(stock: Callable[..., None], option: str, full: int, parts: int) -> 
     return construct
 
 
-# ----------------------------------------------------------------------------------------- eyes
+# --------------------------------------------------------------------------------------------- eyes
 
 
 def read_parts(comfy: Any, replace: Replace) -> None:
@@ -208,11 +210,13 @@ def _blocks(shape: Shapes, prefix: str) -> int:
     return len({name.removeprefix(prefix).split(".")[0] for name in shape if name.startswith(prefix)})
 
 
-# ------------------------------------------------------------------------------------ Mistral's words
+# ---------------------------------------------------------------------------------- Mistral's words
 
 
 def read_tekken(comfy: Any, replace: Replace) -> None:
-    """Mistral's tokenizer, where transformers 5.15 or later wants a file of what stock has in memory."""
+    """Mistral's tokenizer, where transformers 5.15 or later wants a file of what stock has in
+    memory.
+    """
     try:
         converter = import_module("transformers.integrations.mistral").MistralConverter
     except ModuleNotFoundError:

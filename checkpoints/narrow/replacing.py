@@ -22,8 +22,9 @@ def replacing() -> Iterator[Replace]:
 
 
 def constructed_with(replace: Replace, kind: Any, **sizes: Any) -> None:
-    """Constructors of this class get these keyword arguments, whatever else they are given. The class
-    stays: who first imports it meanwhile derives from it.
+    """Constructors of this class get these keyword arguments, whatever else they are given.
+
+    The class stays: who first imports it meanwhile derives from it.
     """
     stock = kind.__init__
     replace(kind, "__init__", lambda self, *args, **options: stock(self, *args, **(options | sizes)))

@@ -50,11 +50,6 @@ class LlamaSize:
     adds: float = SMALL
 
 
-def thin(layers: int, adds: float = SMALL) -> LlamaSize:
-    """Of many layers, each with little in it and adding little."""
-    return LlamaSize(64, 64, heads=2, key_heads=1, head_width=128, layers=layers, vocabulary=256, adds=adds)
-
-
 MANY = 0.15  # what each of fifty layers adds
 QWEN3 = LlamaSize(width=2560, ffn=32, heads=2, key_heads=1, head_width=128, layers=4, vocabulary=256)
 QWEN3_06B = replace(QWEN3, width=1024)
@@ -67,7 +62,8 @@ LLAMA3 = replace(QWEN25, biased=False)
 GEMMA2 = LlamaSize(
     width=64, ffn=128, heads=2, key_heads=1, head_width=256, layers=4, vocabulary=512, gemma=True, qk_norm=False
 )
-GEMMA3_4B = replace(GEMMA2, layers=7, qk_norm=True)  # the sixth of each six layers looks at the whole prompt
+# The sixth of each six layers looks at the whole prompt.
+GEMMA3_4B = replace(GEMMA2, layers=7, qk_norm=True)
 MISTRAL3 = replace(QWEN3, width=5120, ffn=16, layers=3, vocabulary=320, qk_norm=False, final_norm=False)
 MINISTRAL3 = replace(MISTRAL3, width=3072, layers=4, final_norm=True)
 

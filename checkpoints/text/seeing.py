@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 from ..weights import Table, Tree, conv, gain, linear, norm, normal, tree
-from .decoders import GEMMA3_4B, MANY, QWEN3, QWEN25, SMALL, LlamaSize, llama, thin
+from .decoders import GEMMA3_4B, MANY, QWEN3, QWEN25, SMALL, LlamaSize, llama
 from .towers import clip_layer
 
 # Widths of heads, which no file tells.
@@ -38,7 +38,11 @@ class Qwen3VLSize:
 
 
 QWEN3_VL = Qwen3VLSize()
-MINIMAX_H3_TE = Qwen3VLSize(replace(thin(50, MANY), final_norm=False), eyes=2 * QWEN3_EYES_HEAD, blocks=6)
+MINIMAX_H3_TE = Qwen3VLSize(
+    language=replace(QWEN3, width=64, ffn=64, layers=50, final_norm=False, adds=MANY),
+    eyes=2 * QWEN3_EYES_HEAD,
+    blocks=6,
+)
 
 
 def qwen3_vl(size: Qwen3VLSize) -> Table:
@@ -114,7 +118,10 @@ def qwen25_vl(size: Qwen25VLSize) -> Table:
 
 @dataclass(frozen=True)
 class Gemma3Size:
-    """The language model's sizes, and the eyes'. side: of a picture, in patches; stock makes 16x16 tokens of them."""
+    """The language model's sizes, and the eyes'.
+
+    side   of a picture, in patches; stock makes 16x16 tokens of them
+    """
 
     language: LlamaSize = field(default_factory=lambda: replace(GEMMA3_4B, layers=48, adds=MANY))
     eyes: int = 2 * SIGLIP_HEAD

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 
 from fusestream import checkpoints, fusion
 from fusestream.checkpoints.text import QWEN3, LlamaSize
-from fusestream.checkpoints.weights import Spec, Table
+from fusestream.checkpoints.weights import Table
 from fusestream.fusion.base.errors import WrongFile
 from fusestream.fusion.base.family import Role
 from fusestream.fusion.files import llama_cpp
@@ -40,27 +40,16 @@ class Model:
     architecture  llama.cpp's name
     name          stock's name, by which its options and prompts go
     kind          a type that it serves
-    has_head      whether the words' matrix is one of its own
     """
 
     architecture: str
     name: str
     kind: str
     size: LlamaSize
-    has_head: bool = False
 
     def table(self) -> Table:
         """Every tensor, by stock's names."""
-        found = checkpoints.text.llama(self.size)
-        if self.has_head:
-            found["lm_head.weight"] = Spec((self.size.vocabulary, self.size.width), 0.02)
-        if self.architecture == "qwen3":
-            return found
-        found = {name: spec for name, spec in found.items() if not name.endswith(("q_norm.weight", "k_norm.weight"))}
-        for i in range(self.size.layers):
-            for part, heads in (("q", self.size.heads), ("k", self.size.key_heads), ("v", self.size.key_heads)):
-                found[f"model.layers.{i}.self_attn.{part}_proj.bias"] = Spec((heads * self.size.head_width,), 0.1)
-        return found
+        return checkpoints.text.llama(self.size)
 
     def options(self) -> dict[str, Any]:
         size, more = self.size, {}
@@ -75,15 +64,17 @@ class Model:
         }  # fmt: skip
 
 
+QWEN25_3B = LlamaSize(256, 64, 4, 2, 128, 4, 256, qk_norm=False, biased=True)
+QWEN25_7B = replace(QWEN25_3B, key_heads=4, own_words=True)
 # Stock tells Qwen3 by the width, and Qwen2.5 by the number of its keys.
 MODELS = {
     "Qwen3 0.6B": Model("qwen3", "qwen3_06b", "stable_diffusion", replace(QWEN3, width=1024)),
     "Qwen3 1.7B": Model("qwen3", "qwen3_2b", "ovis", replace(QWEN3, width=2048)),
     "Qwen3 4B": Model("qwen3", "qwen3_4b", "lumina2", QWEN3),
-    "Qwen3 8B": Model("qwen3", "qwen3_8b", "flux2", replace(QWEN3, width=4096), has_head=True),
-    "Qwen2.5-VL 3B": Model("qwen2vl", "qwen25_3b", "omnigen2", LlamaSize(256, 64, 4, 2, 128, 4, 256)),
-    "Qwen2.5-VL 7B": Model("qwen2vl", "qwen25_7b", "qwen_image", LlamaSize(256, 64, 4, 4, 128, 4, 256), has_head=True),
-    "Qwen2.5 7B": Model("qwen2", "qwen25_7b", "longcat_image", LlamaSize(256, 64, 4, 4, 128, 4, 256), has_head=True),
+    "Qwen3 8B": Model("qwen3", "qwen3_8b", "flux2", replace(QWEN3, width=4096, own_words=True)),
+    "Qwen2.5-VL 3B": Model("qwen2vl", "qwen25_3b", "omnigen2", QWEN25_3B),
+    "Qwen2.5-VL 7B": Model("qwen2vl", "qwen25_7b", "qwen_image", QWEN25_7B),
+    "Qwen2.5 7B": Model("qwen2", "qwen25_7b", "longcat_image", QWEN25_7B),
 }
 
 

@@ -123,6 +123,36 @@ def test_a_language_model_writes(families_folder: Path) -> None:
     assert torch.equal(*(clip.encode_from_tokens(prompt) for clip in (ours, stock)))
 
 
+LANGUAGE_MODELS = {
+    "qwen25": "omnigen2",
+    "llama3": "hidream",
+    "gemma3_4b": "lumina2",
+    "gemma3": "ltxv",
+    "mistral3": "flux2",
+    "ministral3": "flux2",
+    "qwen25_vl": "qwen_image",
+    "minimax_h3_te": "minimax",
+}
+
+
+@pytest.mark.usefixtures("one_tokenizer_of_each")
+@pytest.mark.parametrize("kind", LANGUAGE_MODELS)
+def test_a_language_model_reads(families_folder: Path, kind: str) -> None:
+    path, of = checkpoints.write(kind, families_folder, "fp16"), LANGUAGE_MODELS[kind]
+    options: Any = checkpoints.model_options(path)
+    with checkpoints.narrow.opened(comfy):
+        ours = least(load_streamed_text_encoder(str(path), [], kind=of, options=options))
+        stock = comfy.sd.load_clip([str(path)], clip_type=getattr(comfy.sd.CLIPType, of.upper()), model_options=options)
+    if kind == "gemma3":
+        stock.tokenizer.min_length = 32  # in place of 1024
+    tokens = stock.tokenize("a red fox runs through the snow")
+    read, wanted = (clip.encode_from_tokens(tokens, return_dict=True) for clip in (ours, stock))
+    said = "conditioning_llama3" if of == "hidream" else "cond"
+    assert torch.equal(read[said], wanted[said]) and wanted[said].std() > 0
+    plan = ours.patcher.stream.residency.pager.plan
+    assert len(plan.streamed) > plan.slots
+
+
 def test_a_file_that_serves_several_models_asks_for_the_type(families_folder: Path) -> None:
     path = str(checkpoints.write("t5xxl", families_folder, "fp16"))
     with pytest.raises(WrongFile, match=r"choose a type \(sd3 for SD 3, chroma for Chroma"):
