@@ -221,7 +221,9 @@ def read_tekken(comfy: Any, replace: Replace) -> None:
         converter = import_module("transformers.integrations.mistral").MistralConverter
     except ModuleNotFoundError:
         return
-    if "vocab_file" not in signature(converter).parameters:
+    stock = comfy.text_encoders.flux
+    asks_it = "MistralConverter" in stock.load_mistral_tokenizer.__code__.co_names  # later ComfyUIs have their own
+    if not asks_it or "vocab_file" not in signature(converter).parameters:
         return
 
     def load(data: Any) -> dict[str, Any]:
@@ -230,4 +232,4 @@ def read_tekken(comfy: Any, replace: Replace) -> None:
             path.write_bytes(data if isinstance(data, bytes) else data.numpy().tobytes())
             return {"tokenizer_object": converter(str(path)).converted(), "legacy": False}
 
-    replace(comfy.text_encoders.flux, "load_mistral_tokenizer", load)
+    replace(stock, "load_mistral_tokenizer", load)
