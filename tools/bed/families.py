@@ -101,9 +101,8 @@ def in_short() -> str:
     lines = ["| | Fused | Streams, not fused |", "| --- | --- | --- |"]
     for role, streams in STREAMS.items():
         fused = ", ".join(family.name for family in FAMILIES if family.role is role)
-        others = (
-            f"{', '.join(called(role)[:MOST_NAMED])} and every other" if streams == "yes" else "none: a VAE is small"
-        )
+        named = ", ".join(called(role)[:MOST_NAMED])
+        others = " and ".join(filter(None, (named, "every other"))) if streams == "yes" else "none: a VAE is small"
         lines.append(f"| {role.words[:1].upper()}{role.words[1:]}s | {fused} | {others} |")
     return "\n".join(lines)
 
