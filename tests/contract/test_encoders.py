@@ -68,7 +68,11 @@ ENCODERS = {
     "gemma3": Encoder("gemma3", "Gemma 3", "ltxv", checkpoints.model_options, FOX),
     "mistral3": Encoder("mistral3", "Llama 3 or Mistral 3", "flux2", checkpoints.model_options, FOX),
     "llama3": Encoder(
-        "llama3", "Llama 3 or Mistral 3", "hidream", checkpoints.model_options, {"llama": WORDS, "l": [], "g": [], "t5xxl": []}
+        "llama3",
+        "Llama 3 or Mistral 3",
+        "hidream",
+        checkpoints.model_options,
+        {"llama": WORDS, "l": [], "g": [], "t5xxl": []},
     ),
     "qwen25": Encoder("qwen25", "Qwen2.5", "omnigen2", checkpoints.model_options, {"qwen25_3b": WORDS}),
     "qwen25_vl": Encoder("qwen25_vl", "Qwen2.5", "qwen_image", checkpoints.model_options, FOX),
@@ -209,7 +213,9 @@ def test_a_file_is_known_by_its_family_alone(folder: Path, name: str) -> None:
     assert (None if found is None else found.name) == ENCODERS[name].family
 
 
-@pytest.mark.deep(*(name for name in ENCODERS if name not in ("qwen3_vl", "qwen25")))  # `test_text_layers.py` tells it of their layers
+@pytest.mark.deep(
+    *(name for name in ENCODERS if name not in ("qwen3_vl", "qwen25"))
+)  # `test_text_layers.py` tells it of their layers
 @pytest.mark.usefixtures("for_the_cpu")
 @FUSED
 def test_each_op_can_be_switched_off(folder: Path, name: str) -> None:
