@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..end_to_end.bounds import QWEN3, READ, WAN, Sizes
+from ..end_to_end.bounds import QWEN3, READ, WAN, Language, Sizes
 from ..end_to_end.pictures import KLEIN, UNETS, Z_IMAGE, Unet
 from .families import Flux1, flux1, flux2, qwen3, wan, z_image
 from .load import Load
@@ -14,6 +14,14 @@ from .unets import taesd, unet
 WAN5 = Sizes(3072, 14336, 30)
 # SD-Turbo's and SD 2.1's: SD 1.5's with another prompt, and heads of 64.
 TURBO: Unet = replace(UNETS["sd15"], text=1024, linear=True)
+# Name, size and tokens. LTX-2's prompts are padded to 1024, which ComfyUI computes: four times its figure.
+TEXTS = (
+    ("Qwen3-4B reads 512 tokens for klein", replace(QWEN3, layers=READ["flux2"]), 512),
+    ("Gemma 3 12B reads 256 tokens for LTX-2", Language(3840, 15360, 16, 8, 256, 48, 262208), 256),
+    ("Qwen2.5-VL 7B reads 256 tokens for Qwen-Image", Language(3584, 18944, 28, 4, 128, 28, 152064), 256),
+    ("Qwen3-VL 32B reads 256 tokens for MiniMax H3", Language(5120, 25600, 64, 8, 128, 50, 151936), 256),
+    ("Mistral Small 3 24B reads 256 tokens for Flux.2 dev", Language(5120, 32768, 32, 8, 128, 30, 131072), 256),
+)
 LIVE = "Live video 512x512, SD-Turbo in 1 step between TAESD"
 LATENT = 8  # pixels of a side per latent pixel
 
@@ -72,5 +80,5 @@ def works() -> list[Work]:
         Work("SD 1.5 512x512", "u-net", unet(UNETS["sd15"], _pixels(512), 2), 20, prompts=2),
         Work("SDXL 1024x1024", "u-net", unet(UNETS["sdxl"], _pixels(1024), 2), 20, prompts=2),
         Work(LIVE, "u-net", unet(TURBO, _pixels(512)) + taesd(512 * 512), 1, is_live=True),
-        Work("Qwen3-4B reads 512 tokens for klein", "text", qwen3(replace(QWEN3, layers=READ["flux2"])), 1),
+        *(Work(name, "text", qwen3(size, tokens), 1) for name, size, tokens in TEXTS),
     ]
