@@ -1,14 +1,16 @@
-"""The memory that ComfyUI has to keep free for a text encoder that can write.
+"""The memory that ComfyUI has to keep free for a language model that reads or writes.
 
 ComfyUI keeps the same amount for any computation, and does not foresee the keys and values of a
 text. They would lie in what it keeps for the desktop, or weights would have to leave for them at
 each text, which takes half a second. Nor does it foresee what reading a long prompt or a picture
 takes: a third of a GiB for a picture of 768x768, which two networks take one after the other in
-pieces of different sizes.
+pieces of different sizes. Of LTX-2's encoder it foresees 2 to 4 GB, for padding that is not
+computed here; the diffusion model would leave the card for it at each prompt.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -31,6 +33,9 @@ SEEN = 16  # the same for a patch in the eyes, with one sum
 # Bytes of a patch for each number of its width, throughout: the stream in fp32; queries, keys and
 # values in fp16.
 STREAM = 12
+# Bytes of a token for each number of each layer that is read: as it is, and what its reader makes of
+# it in half the bits.
+TAPPED = 10
 
 
 class AsksForRoom:
@@ -47,25 +52,39 @@ class AsksForRoom:
             return known
         management: Any = comfy.model_management
         computing: float = management.minimum_inference_memory() - management.extra_reserved_memory()
+        pairs = list(encoders(self))  # type: ignore[arg-type]
         longest = max(lengths(token_weight_pairs), default=0)
+        if not any(net.model.fusestream_keeps_padding for _, net in pairs):
+            known, longest = 0, longest - _padding(token_weight_pairs)
         seen = OF_A_TOKEN * max(lengths(token_weight_pairs, _seen), default=0)
-        return max(known, computing + max(_beside(net, longest, seen) for net in self._networks()))
-
-    def _networks(self) -> Iterator[Any]:
-        return (net for _, net in encoders(self))  # type: ignore[arg-type]
+        return max(known, computing + max(_beside(owner, net, longest, seen) for owner, net in pairs))
 
 
-def _beside(net: Any, tokens: int, patches: int) -> int:
+def _beside(owner: Any, net: Any, tokens: int, patches: int) -> int:
     """Bytes that a prompt of so many tokens, with so many patches in its pictures, takes in
     addition to a network's weights."""
     stack: Any = net.model
     eyes: Any = getattr(net, "visual", None)
     read: int = READ * stack.config.intermediate_size * min(tokens, CHUNK_ROWS)
+    layers = {"all": len(stack.layers) + 1}.get(owner.layer, 0) if isinstance(owner.layer, str) else len(owner.layer)
+    tapped: int = TAPPED * layers * tokens * stack.config.hidden_size
     seen = 0
     if patches and hasattr(eyes, "blocks"):
         ffn, width = eyes.blocks[0].mlp.linear_fc1.weight.shape
         seen = SEEN * ffn * min(patches, PATCHES) + STREAM * width * patches
-    return kept_bytes(stack, rounded(tokens + AT_FIRST)) + read + seen
+    kept = kept_bytes(stack, rounded(tokens + AT_FIRST)) if hasattr(net, "generate") else 0
+    return kept + read + tapped + seen
+
+
+def _padding(tokens: Mapping[str, Any]) -> int:
+    """Tokens before the prompts that are padding in all of them."""
+    prompts = [prompt for each in tokens.values() for prompt in each]
+    return min((sum(1 for _ in itertools.takewhile(_is_padding, prompt)) for prompt in prompts), default=0)
+
+
+def _is_padding(entry: Sequence[Any]) -> bool:
+    """As LTX-2's encoder has it."""
+    return not isinstance(entry[0], (Mapping, torch.Tensor)) and entry[0] == 0
 
 
 def lengths(tokens: Mapping[str, Any], of: Callable[[Sequence[Any]], int] | None = None) -> Iterator[int]:

@@ -57,8 +57,9 @@ def replaces(layer: type, *, writes: bool) -> dict[type, type]:
         FusedLayer: layer,
         FusedEmbedding: comfy.ops.manual_cast.Embedding,
         TellsWhatIsRead: comfy.sd1_clip.SDClipModel,
+        AsksForRoom: comfy.sd1_clip.SD1ClipModel,
     }
-    return {**found, Writes: stock.BaseGenerate, AsksForRoom: comfy.sd1_clip.SD1ClipModel} if writes else found
+    return {**found, Writes: stock.BaseGenerate} if writes else found
 
 
 def built(draw: Draw, network: Any, config: dict[str, Any]) -> Any:

@@ -82,8 +82,7 @@ def fuse(model: nn.Module, policy: KernelPolicy = STANDARD, *, on_cpu: bool = Fa
         if not table.weight.is_meta:  # a streamed encoder's table stays in the file
             scale = embedding_scale(net.model.config)
             mix(table, FusedEmbedding, **standing(policy), fusestream_scale=scale)
-        if hasattr(net, "generate"):
-            mix(model, AsksForRoom)
+        mix(model, AsksForRoom)
     return fused
 
 

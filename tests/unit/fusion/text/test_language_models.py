@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import comfy.model_management
+import comfy.sd
 import comfy.sd1_clip
 import comfy.utils
 import pytest
@@ -21,6 +23,7 @@ from text_models import QWEN_LAYERS as LAYERS
 from text_models import QWEN_PAD as PAD
 from text_models import QWEN_WIDTH as WIDTH
 
+from fusestream import checkpoints
 from fusestream.fusion.base.hooks import READS_LAST, STREAMED
 from fusestream.fusion.text import cache
 from fusestream.fusion.text import layer as layer_file
@@ -311,6 +314,34 @@ def test_text_is_written_beside_encoding() -> None:
     texts = [one.generate(prompt, repetition_penalty=1.0, seed=0, **options) for one in (model, twin)]
     assert texts[0] == texts[1] and len(texts[0]) == 5
     assert torch.equal(model([tokens(9)])[0], encoded)
+
+
+@pytest.mark.usefixtures("one_tokenizer_of_each")
+def test_ltx2s_padding_is_neither_computed_nor_asked_room_for(
+    families_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 1024 tokens the encoding is cut to those of the prompt; whatever is computed of the others, nobody sees it."""
+    paths = [checkpoints.write(name, families_folder) for name in ("gemma3", "ltx23_text_projection")]
+    with checkpoints.narrow.opened(comfy):
+        options = checkpoints.model_options(*paths)
+        clip = comfy.sd.load_clip(
+            [str(path) for path in paths], clip_type=comfy.sd.CLIPType.LTXV, model_options=options
+        )
+    model, prompt = clip.cond_stage_model, clip.tokenize("a red fox runs through the snow")
+    count, card = sum(token != 0 for token, _ in prompt["gemma3_12b"][0]), torch.device("cuda", 0)
+    assert len(prompt["gemma3_12b"][0]) == 1024 and count < 64
+    prompt["gemma3_12b"][0] = prompt["gemma3_12b"][0][-200:]  # for stock to be quick
+    wanted, asked = clip.encode_from_tokens(prompt), model.memory_estimation_function(prompt, device=card)
+    qwen3.fuse(model, on_cpu=True)
+    seen: list[int] = []
+    attend = layer_file.attend
+    monkeypatch.setattr(
+        layer_file, "attend", lambda layer, x, *rest: seen.append(x.shape[1]) or attend(layer, x, *rest)
+    )
+    got = clip.encode_from_tokens(prompt)
+    assert set(seen) == {64} and got.shape == wanted.shape == (1, count, wanted.shape[2])
+    assert 0 < (got - wanted).norm() <= 2e-3 * wanted.norm()
+    assert model.memory_estimation_function(prompt, device=card) < 2**30 < asked
 
 
 WRITERS = {
