@@ -1,5 +1,5 @@
-"""Code shared by our text encoders: which language models and which calls are ours, and how the
-token embedding is looked up."""
+"""Code shared by our text encoders: which calls are ours, and how the token embedding is looked
+up."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from comfy.text_encoders import llama as stock
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...kernels_cuda import KernelPolicy
 from ...kernels_cuda.ops.views.checks import word
@@ -16,27 +15,8 @@ from ...kernels_cuda.registry import GRADIENT
 from ..base.hooks import STREAMED
 from ..fused.block import HandBack
 from ..weights.storage import is_quantised
-from .layer_kind import kinds_of
 
 HAND_BACK = HandBack("text encoder", "fused", "this text encoder", "serve it", "stock's computation")
-
-
-# ------------------------------------------------------------------------------------------------------------ whose it is
-
-
-def encoders(model: nn.Module) -> Iterator[tuple[Any, Any]]:
-    """Each language model of a text encoder model whose layers are ours, as a pair: stock's encoder
-    around it, and the network. Why one is stock's the ledger says once."""
-    for owner in model.modules():
-        net = getattr(owner, "transformer", None)
-        stack = getattr(net, "model", None)
-        if not isinstance(stack, stock.Llama2_):
-            continue
-        found = kinds_of(stack)
-        if isinstance(found, str):
-            HAND_BACK(found, stack.layers[0].input_layernorm.weight, forced=False)
-        elif found is not None:
-            yield owner, net
 
 
 def obstacle(

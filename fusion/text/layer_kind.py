@@ -19,7 +19,7 @@ are read off the modules.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from ..base.hooks import LAYER_KIND
 from ..weights.fp32_residual import Gate, norm_weight
+from .common import HAND_BACK
 
 # By stock's names.
 GATES = {
@@ -88,6 +89,21 @@ def kinds_of(stack: Any) -> Sequence[LayerKind] | str | None:
     if config.q_norm not in NORMS or config.k_norm != config.q_norm or config.mlp_activation not in GATES:
         return "its layers are of a kind that is not known here"
     return [_kind(config, layer) for layer in stack.layers]
+
+
+def encoders(model: nn.Module) -> Iterator[tuple[Any, Any]]:
+    """Each language model of a text encoder model whose layers are ours, as a pair: stock's encoder
+    around it, and the network. Why one is stock's the ledger says once."""
+    for owner in model.modules():
+        net = getattr(owner, "transformer", None)
+        stack = getattr(net, "model", None)
+        if not isinstance(stack, stock.Llama2_):
+            continue
+        found = kinds_of(stack)
+        if isinstance(found, str):
+            HAND_BACK(found, stack.layers[0].input_layernorm.weight, forced=False)
+        elif found is not None:
+            yield owner, net
 
 
 def _kind(config: Any, layer: Any) -> LayerKind:

@@ -19,7 +19,7 @@ import torch
 
 from ..weights.fp32_residual import CHUNK_ROWS
 from .cache import AT_FIRST, kept_bytes, rounded
-from .common import encoders
+from .layer_kind import encoders
 
 PIXELS = 28 * 28  # pixels of a picture for each of its tokens, at the least
 # Patches of a picture between two products: 100 MB of fp32, for the 8B's eyes. A picture of 768x768

@@ -40,9 +40,9 @@ from ..base.policy import all_off, standing
 from ..base.subclassing import mix
 from ..graphs.calls import replayed
 from ..weights.fp32_residual import Wide
-from .common import HAND_BACK, FusedEmbedding, encoders
+from .common import HAND_BACK, FusedEmbedding
 from .layer import FusedLayer, Prompt
-from .layer_kind import embedding_scale, factor_of, kinds_of
+from .layer_kind import embedding_scale, encoders, factor_of, kinds_of
 from .padding import Seen, padded
 from .prompt import Taps, needed, prompt_of
 from .room import AsksForRoom
