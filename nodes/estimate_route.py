@@ -20,6 +20,7 @@ from ..fusion.base.vram_budget import AUTO
 from . import declare, files
 from .graph import queued
 from .graph.links import Graph, is_link
+from .graph.model_files import model_files
 from .graph.samplings import Sampling, Unknown, number, samplings
 from .kernels import ModelKernels
 from .loaders import CheckpointLoader, DiffusionModelLoader, Loader
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from ..fusion.estimate.plan import Change, Estimate
+    from ..fusion.estimate.ram import RamFit
 
 PATH = "/fusestream/estimate"
 # Limits of a request, and of loaders that are answered for.
@@ -101,7 +103,8 @@ def _of_sampling(graph: Graph, model: Any, one: Sampling | Unknown) -> dict[str,
         for node in one.between:
             if graph.prompt[node]["class_type"] in RUN:
                 model = _run(graph, node, model)
-        found = estimate(model, shape_of(model, one.pixels, one.batch, one.more), one.steps, one.guidance)
+        shape = shape_of(model, one.pixels, one.batch, one.more)
+        found = estimate(model, shape, one.steps, one.guidance, model_files(graph.prompt))
         return {"sampler": one.sampler, **_described(found)}
     except Unknown as reason:
         return _unknown(reason)
@@ -182,8 +185,18 @@ def _described(found: Estimate) -> dict[str, Any]:
         "steps": found.work.steps,
         "source": None if found.source is None else found.source.name,
         "auto": None if found.auto is None else found.auto.name,
+        "ram": None if found.ram is None else _ram(found.ram),
         **times,
         "changes": [_change(one) for one in _telling(found)],
+    }
+
+
+def _ram(found: RamFit) -> dict[str, int]:
+    return {
+        "files": found.files,
+        "room": found.room,
+        "eachStep": found.read_each_step,
+        "eachPrompt": found.read_each_prompt,
     }
 
 

@@ -15,6 +15,7 @@ from comfy_api.latest import io, ui
 
 from . import declare
 from .declare import About, Node, linked, widget
+from .graph.model_files import model_files
 from .page import kept_reports
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Plan(Node):
         "them take on this card, and what would change it. Run this node alone: click it and press its play button.",
         aliases=["estimate", "will it fit", "how long", "eta", "vram calculator"],
         is_output_node=True,
+        hidden=[io.Hidden.prompt],  # the other models of the workflow
         outputs=[
             io.String.Output(display_name="text", tooltip="The plan as plain text, for Preview Any or a file."),
             io.Image.Output(display_name="picture", tooltip="The plan as it is shown, for Save Image."),
@@ -69,7 +71,8 @@ class Plan(Node):
         samples = inputs.latent["samples"]
         if samples.is_nested:  # of several kinds, a film and its sound: the first says most
             samples = samples.unbind()[0]
-        found = estimate(inputs.model, samples.shape, inputs.steps, inputs.guidance)
+        files = model_files(getattr(cls.hidden, "prompt", None) or {})
+        found = estimate(inputs.model, samples.shape, inputs.steps, inputs.guidance, files)
         picture, text = draw(found, inputs.theme), as_text(found)
         return io.NodeOutput(text, as_image(picture), ui=shown(picture, text, cls))
 

@@ -29,6 +29,8 @@ def draw(found: Estimate, theme: ThemeName = "dark") -> Image.Image:
     else:
         canvas.line(words.verdict(found.fit))
         memory(canvas, found.fit)
+        if found.ram is not None:
+            canvas.line(f"RAM: {words.ram(found.ram)}", SMALL)
         if found.seconds is None:
             canvas.y += 12
         else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,6 +29,7 @@ from ..sampling.step_timer import Sampled
 from ..sparse.model import sparse_of
 from .card import card_of
 from .fit import Fit, Verdict, fit_of
+from .ram import RamFit, ram_fit
 from .sums import Blocks, step_seconds
 
 TIERS = ("precise", "fast", "turbo")
@@ -74,6 +75,7 @@ class Estimate:
     seconds, source       of a step; None: not known
     by                    the sampling that it rests on, if any
     assumed_bus           whether the rate of the bus was assumed
+    ram                   what RAM holds of the workflow's files
     """
 
     title: str
@@ -89,15 +91,19 @@ class Estimate:
     changes: tuple[Change, ...] = ()
     gaps: tuple[str, ...] = ()
     auto: AsStored | None = None
+    ram: RamFit | None = None
 
     @property
     def total(self) -> float | None:
         return None if self.seconds is None else self.seconds * self.work.steps
 
 
-def estimate(model: Any, shape: Sequence[int], steps: int, guidance: float) -> Estimate:
+def estimate(
+    model: Any, shape: Sequence[int], steps: int, guidance: float, files: Mapping[str, int] | None = None
+) -> Estimate:
     """The estimate for a MODEL. shape: of the latent, [batch, channels, ...]. guidance: if 1, a
-    step computes one prompt. Errors become gaps."""
+    step computes one prompt. files: the workflow's, by their paths, with their bytes. Errors become
+    gaps."""
     gaps: list[str] = []
     work = Work(_for_model(model, shape), steps, 1 if guidance == 1.0 else 2)
     found = Estimate("model", "", "", work, (0, 0, 0))
@@ -107,7 +113,17 @@ def estimate(model: Any, shape: Sequence[int], steps: int, guidance: float) -> E
     if stream_of(model) is not None:
         with noting(gaps, "estimate"):
             found = _streamed(found, _Case(model, found.card))
+        with noting(gaps, "RAM"):
+            found = replace(found, ram=_in_ram(found, model, files or {}))
     return replace(found, gaps=tuple(gaps))
+
+
+def _in_ram(found: Estimate, model: Any, files: Mapping[str, int]) -> RamFit | None:
+    if found.fit is None:
+        return None
+    own = {str(header.path) for header in model.stream.residency.source.files}
+    beside = tuple(nbytes for path, nbytes in files.items() if path not in own)
+    return ram_fit(found.fit, model.stream.residency.source.nbytes, beside)
 
 
 def _for_model(model: Any, shape: Sequence[int]) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from ..report.text import sampling_words
 from ..sampling.step_timer import Reading
 from .fit import Fit, Verdict
 from .plan import Change, Estimate
+from .ram import RamFit
 
 NOT_COUNTED = "Reading the prompt, decoding and the first reading of the file come on top."
 WHOLE = (
@@ -34,6 +35,7 @@ def lines(found: Estimate) -> Iterator[str]:
     else:
         yield verdict(found.fit)
         yield from (f"  {name}: {words}" for name, words in memory(found.fit))
+        yield from () if found.ram is None else (f"  RAM: {ram(found.ram)}",)
         yield ""
         yield time(found)
         changes = [change_words(change, found) for change in found.changes]
@@ -74,6 +76,19 @@ def memory(fit: Fit) -> Iterator[tuple[str, str]]:
     yield "other weights", size(fit.rest)
     how = "" if fit.forwards == 1 else ", prompts one after the other"
     yield "activations of a step", size(fit.activations) + how
+
+
+def ram(found: RamFit) -> str:
+    """What comes from the disk again."""
+    told = [f"room for {size(found.room)}, files of {size(found.files)}"]
+    if found.read_each_step:
+        told.append(
+            f"{size(found.passing)} of the model pass in each step, of which {size(found.read_each_step)} come from the disk "
+            "each time: a smaller file, or more RAM, is faster"
+        )
+    if found.read_each_prompt:
+        told.append(f"a new prompt reads about {size(found.read_each_prompt)} from the disk again")
+    return "; ".join(told) if len(told) > 1 else f"{told[0]}, all of which stay"
 
 
 def time(found: Estimate) -> str:

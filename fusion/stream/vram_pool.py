@@ -171,6 +171,12 @@ def ram_for(nbytes: int) -> RamBudget:
     return _ram
 
 
+def pinned_ram() -> RamBudget | None:
+    """The same where a model has streamed; else None."""
+    with _pools_lock:
+        return _ram
+
+
 def limit_ram(gib: float | None) -> None:
     """Let all streamed models together pin no more than this; None: as much as is free. Idle pages
     beyond it are given back at once, others when their model is unloaded."""

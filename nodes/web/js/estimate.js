@@ -47,6 +47,8 @@ function linesOf(told, isOneOfMany) {
     if (told.unknown) return [{ text: `${name}${words("noEstimate")} ${reasonOf(told)}` }]
     const lacks = LACKING.includes(told.verdict), { changes } = told
     const found = [{ text: name + memoryOf(told), lacks }, { text: timeOf(told) }]
+    const ram = told.ram && ramOf(told.ram)
+    if (ram) found.push({ text: ram, lacks: told.ram.eachStep > 0 })
     if (told.auto) found.push({ text: `auto: ${words(`auto_${told.auto}`)}` })
     if (changes.length) found.push({ text: `${words(lacks ? "wouldFit" : "faster")} ${changes.map(changeOf).join(", ")}` })
     return found
@@ -57,6 +59,12 @@ function memoryOf({ verdict, taken, free, lacks, activations, window }) {
     if (window) parts.push(words("window", { size: inGib(window) }))
     const key = { NOT: "doesNotFit", TIGHT: "fitsBarely" }[verdict] ?? "fits"
     return `${words(key, { taken: inGib(taken), free: inGib(free), lacks: inGib(lacks) })} (${parts.join(", ")})`
+}
+
+/** What the disk has to bring again, if anything. */
+function ramOf({ files, room, eachStep, eachPrompt }) {
+    if (eachStep) return words("ramEachStep", { size: inGib(eachStep), room: inGib(room) })
+    return eachPrompt ? words("ramEachPrompt", { size: inGib(eachPrompt), files: inGib(files), room: inGib(room) }) : ""
 }
 
 function timeOf({ step, all, steps, source }) {

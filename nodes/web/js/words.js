@@ -50,6 +50,8 @@ const ENGLISH = {
     doesNotFit: "Does not fit: {lacks} GiB are missing",
     activations: "activations {size}",
     window: "window {size}",
+    ramEachStep: "RAM: room for {room} GiB; {size} GiB of each step come from the disk",
+    ramEachPrompt: "RAM: room for {room} of the files' {files} GiB; a new prompt reads {size} GiB again",
     aStep: "{seconds} a step",
     inAll: "{steps} steps {time}",
     timeUnknown: "Time: known once it has sampled here",

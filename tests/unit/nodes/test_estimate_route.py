@@ -24,6 +24,7 @@ from fusestream.fusion.base.card_rates import Card
 from fusestream.fusion.estimate.plan import estimate, pixels_of, shape_of
 from fusestream.fusion.estimate.unread import SMALL, unread_model
 from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
+from fusestream.memory.host.ram import Ram
 from fusestream.nodes import estimate_route
 from fusestream.nodes.graph.links import Kind
 from fusestream.nodes.page import front_end
@@ -149,6 +150,26 @@ def test_what_is_missing_is_named(models: Path) -> None:
     for odd in ("much", None, [], {"a": 1}, -0.5, float("nan")):
         loader["vram_budget"] = odd
         assert only(prompt)["unknown"] in ("said", "noValue"), odd
+
+
+def test_the_other_files_of_a_workflow_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever node names them, once; not what is no file of a model, or is not there."""
+    prompt = api("with_and_without")
+    before = only_ram(prompt)
+    monkeypatch.setitem(folder_paths.folder_names_and_paths, "text_encoders", ([str(tmp_path)], {".safetensors"}))
+    other = checkpoints.write("clip_l", tmp_path)
+    for node in ("a", "b"):
+        prompt[node] = {"class_type": "CLIPLoader", "inputs": {"clip_name": other.name, "type": "wan"}}
+    prompt["c"] = {"class_type": "LoadImage", "inputs": {"image": "none.safetensors", "upload": "image"}}
+    assert only_ram(prompt)["files"] == before["files"] + other.stat().st_size
+    monkeypatch.setattr("fusestream.fusion.estimate.ram.measure_ram", lambda: Ram(2**20, 2**19))
+    told = only_ram(prompt)
+    assert told["eachStep"] == 0 < told["eachPrompt"], "on the CPU all of a model stays"
+
+
+def only_ram(prompt: dict[str, Any]) -> dict[str, int]:
+    told: dict[str, int] = next(iter(estimate_route.estimates(prompt).values()))[0]["ram"]
+    return told
 
 
 def test_a_node_of_ours_on_the_way_counts(monkeypatch: pytest.MonkeyPatch) -> None:
