@@ -16,6 +16,9 @@ because prompts are short.
 
 Overflow. The hidden values of a gated feed-forward are stored times 2^-6, and the second product
 multiplies its sums by 2^6. So they saturate at 4 million, not at 65504.
+
+Sizes. Products take multiples of 8. A feed-forward of another size (Qwen2.5-VL's vision tower has
+3420 hidden values) gets rows and columns of zeros, in copies of its weights.
 """
 
 from __future__ import annotations
@@ -27,9 +30,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from ...kernels_cuda import (
     KernelPolicy,
+    gelu,
     join_sums,
     linear,
     linear_,
@@ -37,9 +42,9 @@ from ...kernels_cuda import (
     norm_modulate,
     rms_parts,
 )
-from ...kernels_cuda.ops.matmul.linear import Activation
-from ...kernels_cuda.ops.views.half_range import LARGEST, saturated
-from ...kernels_cuda.ops.views.parts import split
+from ...kernels_cuda.ops.matmul.linear import PACK, Activation
+from ...kernels_cuda.ops.views.half_range import saturated
+from ...kernels_cuda.ops.views.parts import join, split
 from .operands import Weights, operands, packed
 
 TORCHS = KernelPolicy.of("off")
@@ -52,10 +57,12 @@ TILE = 64
 
 
 class Gate(NamedTuple):
-    """The activation of a feed-forward: as our ops call it, and as torch computes it."""
+    """The activation of a feed-forward: as our ops call it, and as torch computes it. quick: the
+    quick GELU, which has no name because it is an op of its own, and in no product's epilogue."""
 
     name: Activation
     function: Callable[[Tensor], Tensor]
+    quick: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,20 +97,20 @@ class Wide:
 
     def normed(self, norm: Any, x: Tensor) -> Tensor:
         """The same with one of stock's LayerNorms."""
-        if self.splits:
-            return split(norm(x))
-        if norm.weight_function or norm.bias_function:  # another node's patches
-            return saturated(norm(x)).half()
+        if self.splits or norm.weight_function or norm.bias_function:  # another node's patches
+            return self.rounded(norm(x))
         weight, bias = (one.to(x.device) for one in (norm.weight, norm.bias))
         return norm_modulate(x, weight=weight, bias=bias, eps=norm.eps, out_dtype=torch.float16, policy=self.ops)
 
-    def activated(self, h: Tensor, module: Any, activation: Activation) -> Sequence[Tensor]:
-        """activation(module(h)) of an `operand`, for one of stock's Linears: [batch, tokens, n]
-        fp16, once or in two parts that add up to it."""
-        with operands(h, self.ops, module) as [own]:
-            if self.splits:
-                return join_sums(self.product(h, own.matrix, own.bias), activation=activation, policy=self.ops).unbind()
-            return (linear(h, own.matrix, own.bias, activation=activation, saturate=True, policy=self.ops),)
+    def rounded(self, x: Tensor) -> Tensor:
+        """x fp32 as the input of a product: fp16, or both parts, [2, *x.shape]."""
+        return split(x) if self.splits else saturated(x).half()
+
+    def chunks(self, x: Tensor, rows: int | None = None) -> Sequence[Tensor]:
+        """x [batch, tokens, width] in pieces of its tokens that have about so many rows in all;
+        None: `CHUNK_ROWS`."""
+        most = rows or CHUNK_ROWS
+        return torch.split(x, max(min(TILE, most), most // max(x.shape[0], 1)), 1)
 
     def product(self, h: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """An `operand` times a weight [n, width], plus a bias: [batch, tokens, n] fp16, or fp32
@@ -130,18 +137,18 @@ class Wide:
                 return [made(one) for one in weights]
             return made(whole).split_with_sizes([one.matrix.shape[0] for one in weights], -1)
 
-    def add(self, x: Tensor, parts: Sequence[Tensor], module: Any) -> None:
-        """x += module(h), for one of stock's Linears. parts: [batch, tokens, k] fp16 each, which
-        add up to h."""
+    def add(self, x: Tensor, parts: Sequence[Tensor], module: Any, scale: float = 1.0) -> None:
+        """x += scale * (h @ weight^T) + bias, for one of stock's Linears. parts: [batch, tokens, k]
+        fp16 each, which add up to h. k: the module's, or as `hidden` leaves it."""
         with operands(parts[0], self.ops, module) as [own]:
-            self._add(x, parts, own.matrix, own.bias)
+            self._add(x, parts, own, scale)
 
-    def _add(
-        self, x: Tensor, parts: Sequence[Tensor], weight: Tensor, bias: Tensor | None = None, scale: float = 1.0
-    ) -> None:
+    def _add(self, x: Tensor, parts: Sequence[Tensor], own: Weights, scale: float) -> None:
+        more = parts[0].shape[-1] - own.matrix.shape[1]
+        weight = functional.pad(own.matrix, (0, more)) if more else own.matrix
         for i, part in enumerate(parts):
-            own = bias if i == 0 else None
-            linear_(x, part, weight, own, residual=x, scale=scale, saturate=True, policy=self.ops)
+            bias = own.bias if i == 0 else None
+            linear_(x, part, weight, bias, residual=x, scale=scale, saturate=True, policy=self.ops)
 
     def feed_forward(
         self,
@@ -154,40 +161,64 @@ class Wide:
         *,
         into: Tensor | None = None,
     ) -> None:
-        """x += outer(gate(first(n)) * second(n)) with n = rms(x), for stock's Linears without bias.
+        """x += outer(gate(first(n)) * second(n)) with n = rms(x), for stock's Linears.
         `second` may be missing. A chunk of tokens at a time, because the hidden values are wide.
 
         weight, eps  of the norm
         into         what is added to instead of x, of its shape
         """
-        rows_at_a_time = max(TILE, CHUNK_ROWS // max(x.shape[0], 1))
-        chunks = torch.split(x, rows_at_a_time, 1)
+        chunks = self.chunks(x)
         like = x.new_empty(0, dtype=torch.float16)
         with operands(like, self.ops, *inner) as weights:
-            matrices = [one.matrix for one in weights]
-            whole = packed(weights) if self.splits else None
-            hidden = [self._hidden(self.operand(rows, weight, eps), matrices, whole, gate) for rows in chunks]
+            hidden = [self._hidden(self.operand(rows, weight, eps), weights, gate, HIDDEN_SCALE) for rows in chunks]
         with operands(like, self.ops, outer) as [own]:
-            added = torch.split(x if into is None else into, rows_at_a_time, 1)
+            added = chunks if into is None else self.chunks(into)
             for rows, parts in zip(added, hidden, strict=True):
-                self._add(rows, parts, own.matrix, scale=1 / HIDDEN_SCALE)
+                self._add(rows, parts, own, 1 / HIDDEN_SCALE)
 
-    def _hidden(self, h: Tensor, matrices: Sequence[Tensor], whole: Weights | None, gate: Gate) -> Sequence[Tensor]:
-        """The input of the last product, times HIDDEN_SCALE, as fp16: [batch, tokens, hidden], once
-        or in two parts that add up to it.
+    def hidden(self, h: Tensor, inner: Sequence[Any], gate: Gate, scale: float = 1.0) -> Sequence[Tensor]:
+        """gate(first(h)) * second(h) * scale of an `operand`, for stock's Linears: [batch, tokens,
+        n] fp16, once or in two parts that add up to it. `second` may be missing.
 
-        whole: the matrices as one, if they are adjacent and `splits`; else None
+        scale  a power of two, which the next product takes back; 1 with the quick GELU. Where n is
+               no multiple of 8, zeros follow up to the next one
         """
-        if self.splits:
-            found = [self.product(h, matrix) for matrix in ([whole.matrix] if whole else matrices)]
-            sums = found[0].split_with_sizes([m.shape[0] for m in matrices], -1) if whole else found
-            options: Any = {"activation": gate.name, "scale": HIDDEN_SCALE}
-            return join_sums(*sums, **options, policy=self.ops).unbind()
-        if len(matrices) == 2:
-            options = {"activation": gate.name, "scale": HIDDEN_SCALE, "saturate": True}
-            return (linear_pair(h, *matrices, **options, policy=self.ops),)
-        hidden = gate.function(self.product(h, matrices[0]).float())
-        return (hidden.mul_(HIDDEN_SCALE).clamp_(-LARGEST, LARGEST).half(),)
+        with operands(h, self.ops, *inner) as weights:
+            return self._hidden(h, weights, gate, scale)
+
+    def _hidden(self, h: Tensor, weights: Sequence[Weights], gate: Gate, scale: float) -> Sequence[Tensor]:
+        if weights[0].matrix.shape[0] % PACK:
+            weights = [_in_packs(own) for own in weights]
+        if not self.splits:
+            return (self._in_halves(h, weights, gate, scale),)
+        whole = packed(weights) if len(weights) > 1 else None
+        sums = [self.product(h, own.matrix, own.bias) for own in ([whole] if whole else weights)]
+        if whole:
+            sums = list(sums[0].split_with_sizes([own.matrix.shape[0] for own in weights], -1))
+        if gate.quick:
+            return split(gelu(join(sums[0]), "quick", policy=self.ops)).unbind()
+        return join_sums(*sums, activation=gate.name, scale=scale, policy=self.ops).unbind()
+
+    def _in_halves(self, h: Tensor, weights: Sequence[Weights], gate: Gate, scale: float) -> Tensor:
+        """The same in one fp16 number."""
+        own, *more = weights
+        if gate.quick:
+            return gelu(self.product(h, own.matrix, own.bias), "quick", policy=self.ops)
+        options: Any = {"activation": gate.name, "saturate": True, "policy": self.ops}
+        if more and all(one.bias is None for one in weights):
+            return linear_pair(h, own.matrix, more[0].matrix, scale=scale, **options)
+        if not more and scale == 1:
+            return linear(h, own.matrix, own.bias, **options)
+        made = [linear(h, one.matrix, one.bias, out_dtype=torch.float32, policy=self.ops) for one in weights]
+        hidden = gate.function(made[0]).mul_(scale)
+        return saturated(hidden.mul_(made[1]) if more else hidden).half()
+
+
+def _in_packs(own: Weights) -> Weights:
+    """The weights with rows of zeros up to the next multiple of 8."""
+    more = -own.matrix.shape[0] % PACK
+    bias = None if own.bias is None else functional.pad(own.bias, (0, more))
+    return Weights(functional.pad(own.matrix, (0, 0, 0, more)), bias)
 
 
 def norm_weight(weight: Tensor, x: Tensor) -> Tensor:

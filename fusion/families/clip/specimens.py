@@ -14,7 +14,8 @@ import comfy.sd1_clip
 
 from ....kernels_cuda import KernelPolicy
 from ...base.specimen import Draw, Options, Specimen
-from .encoder import FusedEncoder, FusedLayer, fuse
+from ...text.encoder.clip import FusedEncoder, FusedLayer
+from .encoder import fuse
 
 WORDS, PLACES = 20, 9
 END = WORDS - 1

@@ -27,12 +27,12 @@ from comfy.text_encoders.qwen_vl import process_qwen2vl_images
 from torch import Tensor, nn
 
 from ....kernels_cuda import STANDARD, KernelPolicy, attention, rms_rope_
-from ....kernels_cuda.ops.matmul.linear import Activation
 from ....kernels_cuda.ops.views.parts import split
 from ...base.policy import all_off, standing
 from ...base.subclassing import mix
 from ...text import common
 from ...text.common import HAND_BACK
+from ...text.encoder.described import GELU, GELU_TANH
 from ...text.room import PATCHES
 from ...weights.fp32_residual import Wide
 from ...weights.operands import operands
@@ -247,10 +247,10 @@ def attend(block: Any, x: Tensor, sight: Sight) -> None:
         at = some.stop
 
 
-def feed_forward(block: Any, x: Tensor, wide: Wide, activation: Activation = "gelu_tanh") -> None:
+def feed_forward(block: Any, x: Tensor, wide: Wide) -> None:
     """x += fc2(GELU(fc1(norm2(x))))."""
     for rows in torch.split(x, CHUNK, 1):
-        hidden = wide.activated(wide.normed(block.norm2, rows), block.mlp.linear_fc1, activation)
+        hidden = wide.hidden(wide.normed(block.norm2, rows), (block.mlp.linear_fc1,), GELU_TANH)
         wide.add(rows, hidden, block.mlp.linear_fc2)
 
 
@@ -275,7 +275,7 @@ def merged(merger: Any, wide: Wide, x: Tensor) -> Tensor:
     found = []
     for rows in torch.split(x.view(-1, merger.merge_dim), CHUNK // 4):
         h = wide.normed(merger.norm, rows.view(1, -1, merger.norm.weight.shape[0]))
-        hidden = wide.activated(h.view(*h.shape[:-2], *rows.shape), merger.linear_fc1, "gelu")
+        hidden = wide.hidden(h.view(*h.shape[:-2], *rows.shape), (merger.linear_fc1,), GELU)
         with operands(hidden[0], wide.ops, merger.linear_fc2) as [own]:
             parts = torch.stack(list(hidden)) if wide.splits else hidden[0]
             found.append(summed(wide, parts, own.matrix, own.bias)[0])

@@ -1,5 +1,5 @@
-"""T5 and UMT5 encoders over our kernels: stock's modules, computing in FP16 around an FP32 residual
-stream.
+"""T5, UMT5 and ByT5 encoders over our kernels: stock's modules, computing in FP16 around an FP32
+residual stream (`text/encoder/block.py`).
 
 Stock computes them in FP32, because T5 is known to overflow in FP16, and upcasts every weight at
 every use. Here products are FP16 with FP32 sums (`weights/fp32_residual.py`), and numbers too large
@@ -33,44 +33,39 @@ them through buffers of its own, and that way is not proven on a GPU.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import comfy.model_management
 import comfy.text_encoders.t5 as stock
 import comfy.utils
 import torch
 from torch import Tensor, nn
 
-from ....kernels_cuda import STANDARD, KernelPolicy, attention
-from ....kernels_cuda.ops.matmul.linear import Activation
+from ....kernels_cuda import STANDARD, KernelPolicy
 from ...base.hooks import STREAMED
 from ...base.policy import all_off, standing
 from ...base.subclassing import mix
 from ...graphs.calls import replayed
-from ...text import common
 from ...text.common import HAND_BACK, FusedEmbedding
+from ...text.encoder.block import Call, compute
+from ...text.encoder.described import described, obstacle
 from ...text.padding import Seen, padded, seen
-from ...weights.fp32_residual import Gate, Wide
+from ...weights.fp32_residual import Wide
 from ...weights.operands import operands
 
 OPS = ("norm_modulate", "rms_parts", "linear", "linear_", "linear_pair", "join_sums", "attention")
-ACTIVATIONS: dict[int, Activation] = {
-    id(stock.activations["gelu_pytorch_tanh"]): "gelu_tanh",
-    id(stock.activations["relu"]): "relu",
-}
 
 
 @dataclass(frozen=True)
 class Prompt:
     """Arguments shared by all blocks of one call.
 
-    wide     how to compute
-    seen     which tokens are computed and seen
+    call     those of any encoder
+    seen     which tokens are computed
     buckets  [2 tokens - 1]: of the relative bias, for each distance of a key from a query
     """
 
-    wide: Wide
+    call: Call
     seen: Seen
     buckets: Tensor
 
@@ -110,6 +105,7 @@ class FusedStack:
     fusestream_on_cpu   also computes on the CPU, over the references
     """
 
+    block: Any
     fusestream_policy: KernelPolicy
     fusestream_trims: bool
     fusestream_on_cpu: bool
@@ -127,7 +123,8 @@ class FusedStack:
         the encoding and, if asked for, the output of one block."""
         policy = self.fusestream_policy
         if not all_off(policy, OPS):
-            reason = obstacle(self, x, attention_mask)
+            blocks, on_cpu = self.block, self.fusestream_on_cpu
+            reason = obstacle(blocks, x, policy, on_cpu=on_cpu, attention_mask=attention_mask)
             prompt = None if reason else prompt_of(self, Wide(policy), x, attention_mask)
             if prompt is not None:
                 return encoded(self, prompt, x, intermediate_output, final_layer_norm_intermediate)
@@ -153,9 +150,7 @@ def encoded(
         return encode(stack, prompt, x, intermediate_output, final_layer_norm_intermediate)
 
     key = str(intermediate_output), final_layer_norm_intermediate
-    found: tuple[Tensor, Tensor | None] = replayed(
-        stack.block[0], body, (replace(prompt, seen=prompt.seen.on_the_device), x), key
-    )
+    found: tuple[Tensor, Tensor | None] = replayed(stack.block[0], body, (prompt, x), key)
     return found
 
 
@@ -165,7 +160,7 @@ def encode(
     """Run the blocks one after the other over a copy of x."""
     if intermediate_output is not None and intermediate_output < 0:
         intermediate_output += len(stack.block)
-    all_tokens = x.shape[1]
+    all_tokens, wide = x.shape[1], prompt.call.wide
     x, intermediate, bias = x[:, : prompt.seen.tokens].clone(memory_format=torch.contiguous_format), None, None
     bar: Any = comfy.utils.ProgressBar
     # The blocks of a streamed model have a progress bar already.
@@ -179,20 +174,10 @@ def encode(
     last = stack.final_layer_norm
     if intermediate is not None:
         if final_layer_norm_intermediate:
-            intermediate = prompt.wide.rms(intermediate, last.weight, last.variance_epsilon, torch.float32)
+            intermediate = wide.rms(intermediate, last.weight, last.variance_epsilon, torch.float32)
         intermediate = padded(intermediate, prompt.seen, all_tokens)
-    x = prompt.wide.rms(x, last.weight, last.variance_epsilon, torch.float32)
+    x = wide.rms(x, last.weight, last.variance_epsilon, torch.float32)
     return padded(x, prompt.seen, all_tokens), intermediate
-
-
-def obstacle(stack: Any, x: Tensor, attention_mask: Tensor | None) -> str | None:
-    """Why stock must compute this call, in words a user understands; None if we may."""
-    reason = common.obstacle(stack.block, x, attention_mask, stack.fusestream_policy, on_cpu=stack.fusestream_on_cpu)
-    if reason is None and any(
-        id(getattr(block.layer[-1].DenseReluDense, "act", None)) not in ACTIVATIONS for block in stack.block
-    ):
-        return "the feed-forward has an activation that is not known here"
-    return reason
 
 
 def prompt_of(stack: Any, wide: Wide, x: Tensor, attention_mask: Tensor | None) -> Prompt | None:
@@ -207,7 +192,7 @@ def prompt_of(stack: Any, wide: Wide, x: Tensor, attention_mask: Tensor | None) 
         num_buckets=first.relative_attention_num_buckets,
         max_distance=first.relative_attention_max_distance,
     )
-    return Prompt(wide, found, buckets)
+    return Prompt(Call(wide, found.mask, lengths=found.lengths), found.on_the_device, buckets)
 
 
 # ---------------------------------------------------------------------------------------------------------- the block
@@ -227,32 +212,14 @@ class FusedBlock:
         if not isinstance(mask, Prompt):
             found: tuple[Tensor, Tensor | None] = super().forward(x, mask, past_bias, optimized_attention)  # type: ignore[misc]
             return found
-        # Stock's operations ask this; ours do not.
-        comfy.model_management.throw_exception_if_processing_interrupted()
-        past_bias = attend(self.layer[0], x, mask, past_bias)
-        feed_forward(self.layer[-1], x, mask.wide)
-        return x, past_bias
+        bias = bias_of(self.layer[0].SelfAttention, x, mask, past_bias)
+        return compute(described(self), x, mask.call, bias), bias
 
 
-def attend(layer: Any, x: Tensor, prompt: Prompt, bias: Tensor | None) -> Tensor | None:
-    """x += attention(norm(x)). Returns the bias by distance, [heads, 2 tokens - 1], for blocks
-    without their own."""
-    module, wide = layer.SelfAttention, prompt.wide
-    if module.relative_attention_bias is not None:
-        with operands(x, wide.ops, module.relative_attention_bias) as [table]:
-            bias = table.matrix[prompt.buckets].t().contiguous()
-    h = wide.operand(x, layer.layer_norm.weight, layer.layer_norm.variance_epsilon)
-    parts = wide.projections(h, (module.q, module.k, module.v))
-    q, k, v = (part.view(*part.shape[:2], module.num_heads, -1) for part in parts)
-    mask, lengths = prompt.seen.mask, prompt.seen.lengths
-    out = attention(q, k, v, mask, scale=1.0, key_lengths=lengths, distance_bias=bias, policy=wide.ops)
-    wide.add(x, [out.flatten(2)], module.o)
-    return bias
-
-
-def feed_forward(layer: Any, x: Tensor, wide: Wide) -> None:
-    """x += wo(act(wi_0(norm(x))) * wi_1(norm(x))), or T5's first form wo(act(wi(norm(x))))."""
-    dense, norm = layer.DenseReluDense, layer.layer_norm
-    inner = (dense.wi_0, dense.wi_1) if hasattr(dense, "wi_0") else (dense.wi,)
-    gate = Gate(ACTIVATIONS[id(dense.act)], dense.act)
-    wide.feed_forward(x, norm.weight, norm.variance_epsilon, inner, dense.wo, gate)
+def bias_of(module: Any, x: Tensor, prompt: Prompt, bias: Tensor | None) -> Tensor | None:
+    """The relative bias by distance, [heads, 2 tokens - 1]: the module's own, or that of the block
+    before it."""
+    if module.relative_attention_bias is None:
+        return bias
+    with operands(x, prompt.call.wide.ops, module.relative_attention_bias) as [table]:
+        return table.matrix[prompt.buckets].t().contiguous()

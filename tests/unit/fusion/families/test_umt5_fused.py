@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from comfy.text_encoders.hunyuan_image import ByT5SmallModel
 from text_models import ALLOWED, PRECISIONS, UMT5, close, t5
 from text_models import T5_FFN as FFN
 from text_models import T5_LAYERS as LAYERS
@@ -18,6 +19,7 @@ from text_models import T5_WIDTH as WIDTH
 from fusestream.fusion.base.hooks import STREAMED
 from fusestream.fusion.families.t5 import encoder
 from fusestream.fusion.text.common import gather
+from fusestream.fusion.text.encoder import block, described
 from fusestream.fusion.weights import operands
 from fusestream.kernels_cuda import KernelPolicy
 
@@ -34,6 +36,23 @@ def test_the_first_form_of_the_feed_forward() -> None:
     for precision in PRECISIONS:
         got, wanted = both(t5("t5", gated=False), [tokens(20)], precision)
         close(got[0], wanted[0], ALLOWED[precision])
+
+
+def test_byt5_is_a_t5() -> None:
+    """HunyuanImage reads quoted words with it: stock's class and sizes, in two layers of twelve."""
+    options = {"model_name": "byt5", "byt5_model_config": {"num_layers": 2}}
+    model = ByT5SmallModel(dtype=torch.float16, model_options=options).requires_grad_(False)
+    draw = torch.Generator().manual_seed(3)
+    for name, weight in model.transformer.named_parameters():
+        is_table = "shared" in name or "relative" in name
+        weight.normal_(1 if "norm" in name else 0, 1 if is_table else 0.1, generator=draw)
+        if weight.ndim == 2 and not is_table:
+            weight *= 10 * weight.shape[1] ** -0.5 * (0.125 if name.endswith(".q.weight") else 1)
+    model.set_clip_options({"execution_device": torch.device("cpu")})
+    prompt = [[87, 104, 123, 119, 35, 37, 1]]
+    wanted = model(prompt)[0]
+    assert encoder.fuse(model, KernelPolicy(), on_cpu=True) == 2
+    close(model(prompt)[0], wanted, ALLOWED["precise"])
 
 
 def test_without_masks_and_without_zeroing() -> None:
@@ -61,8 +80,8 @@ def test_a_middle_layers_output() -> None:
 
 def test_masked_tokens_are_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    attend = encoder.attend
-    monkeypatch.setattr(encoder, "attend", lambda layer, x, *rest: seen.append(x.shape[1]) or attend(layer, x, *rest))
+    attend = block.attend
+    monkeypatch.setattr(block, "attend", lambda layer, x, *rest: seen.append(x.shape[1]) or attend(layer, x, *rest))
     both(t5(), [tokens(70, 300), tokens(10, 300)])
     assert set(seen) == {128} and len(seen) == LAYERS
 
@@ -74,8 +93,7 @@ def test_weights_that_are_elsewhere_are_stocks() -> None:
     x, mask = torch.zeros(1, 8, WIDTH), torch.ones(1, 8)
 
     def reason(mode: Any) -> str | None:
-        stack.__dict__ |= {"fusestream_policy": KernelPolicy.of(mode), "fusestream_on_cpu": True}
-        return encoder.obstacle(stack, x, mask)
+        return described.obstacle(stack.block, x, KernelPolicy.of(mode), on_cpu=True, attention_mask=mask)
 
     assert reason("auto") is None
     stack.block[2].layer[1].to("meta")
