@@ -24,10 +24,11 @@ from bed.depth import is_thorough
 from fusestream import checkpoints, fusion
 from fusestream.fusion.families import family_of
 from fusestream.fusion.families.clip import encoder as clip_encoder
-from fusestream.fusion.families.qwen3_vl import eyes, sizes
+from fusestream.fusion.families.qwen3_vl import sizes
 from fusestream.fusion.families.t5 import encoder as t5_encoder
 from fusestream.fusion.load.text import load_streamed_text_encoder
 from fusestream.fusion.text import stack
+from fusestream.fusion.text.vision import towers
 from fusestream.kernels_cuda import LEDGER, KernelPolicy
 from fusestream.memory import Checkpoint, read_header
 
@@ -112,7 +113,7 @@ def as_comfyui_runs(one_thread: None, one_tokenizer_of_each: None) -> Iterator[N
 @pytest.fixture
 def for_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is loaded is fused for the CPU too."""
-    for module in (t5_encoder, clip_encoder, stack, eyes):
+    for module in (t5_encoder, clip_encoder, stack, towers):
         monkeypatch.setattr(module, "fuse", partial(_on_cpu, module.fuse))
 
 

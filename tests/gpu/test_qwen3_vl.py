@@ -26,7 +26,7 @@ SIZES = {
 
 
 def build(size: str, dtype: torch.dtype = torch.float16) -> Any:
-    """Stock's encoder around a Qwen3-VL of a few layers, two of them for its eyes."""
+    """Stock's encoder around a Qwen3-VL of a few layers, two of them for its vision tower."""
     from fusestream.fusion.families.qwen3_vl.layout import Sizes
     from fusestream.fusion.families.qwen3_vl.sizes import SizedClipModel
 
@@ -53,11 +53,11 @@ def picture(height: int, width: int) -> dict[str, Any]:
 
 
 def fused(model: Any, policy: KernelPolicy) -> Any:
-    from fusestream.fusion.families.qwen3_vl import eyes
     from fusestream.fusion.text import stack
+    from fusestream.fusion.text.vision import towers
 
     stack.fuse(model, policy)
-    eyes.fuse(model, policy)
+    towers.fuse(model, policy)
     for module in model.modules():
         if "fusestream_policy" in module.__dict__:
             module.__dict__["fusestream_policy"] = policy

@@ -36,7 +36,7 @@ def _kind(header: WeightFile) -> str | None:
 
 
 def _fuse_vision(model: Any, policy: KernelPolicy) -> int:
-    from .eyes import fuse  # noqa: PLC0415
+    from ...text.vision.towers import fuse  # noqa: PLC0415
 
     return fuse(model, policy)
 

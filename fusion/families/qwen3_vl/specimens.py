@@ -7,7 +7,7 @@ from typing import Any
 
 import comfy.text_encoders.llama
 import comfy.text_encoders.qwen3vl as stock
-import comfy.text_encoders.qwen35 as stocks_eyes
+import comfy.text_encoders.qwen35 as stocks_vision
 import comfy.text_encoders.qwen_vl
 
 from ....kernels_cuda import KernelPolicy
@@ -15,34 +15,35 @@ from ...base.hooks import SPECIMEN_KIND
 from ...base.specimen import Draw, Options, Specimen
 from ...text import specimens as language
 from ...text.stack import fuse as fuse_language
-from .eyes import FusedBlock, FusedEyes, FusedMerger, SeesOnTheDevice, fuse
+from ...text.vision.qwen3_vl import CutsOnTheDevice, FusedBlock, FusedMerger, FusedTower
+from ...text.vision.towers import fuse
 
 CONFIG = {**language.CONFIG, "lm_head": True}
-EYES = {
+TOWER = {
     "hidden_size": 128, "intermediate_size": 192, "depth": 2, "num_heads": 2, "num_position_embeddings": 16,
     "deepstack_visual_indexes": [0],
 }  # fmt: skip
 SIZES = (64, 96), (64, 64)
 REPLACES: dict[type, type] = {
     **language.replaces(comfy.text_encoders.llama.TransformerBlock, writes=True),
-    FusedEyes: stock.Qwen3VLVisionModel,
-    FusedBlock: stocks_eyes.Qwen35VisionBlock,
+    FusedTower: stock.Qwen3VLVisionModel,
+    FusedBlock: stocks_vision.Qwen35VisionBlock,
     FusedMerger: stock.Qwen3VLDeepstackMerger,
-    SeesOnTheDevice: stock.Qwen3VL,
+    CutsOnTheDevice: stock.Qwen3VL,
 }
 PARTS = (
-    stocks_eyes.Qwen35VisionAttention,
-    stocks_eyes.Qwen35VisionMLP,
-    stocks_eyes.Qwen35VisionPatchEmbed,
-    stocks_eyes.Qwen35VisionPatchMerger,
-    stocks_eyes.Qwen35VisionRotaryEmbedding,
+    stocks_vision.Qwen35VisionAttention,
+    stocks_vision.Qwen35VisionMLP,
+    stocks_vision.Qwen35VisionPatchEmbed,
+    stocks_vision.Qwen35VisionPatchMerger,
+    stocks_vision.Qwen35VisionRotaryEmbedding,
     stock.Qwen3VLClipModel,
 )
 SOURCE = (
     *language.SOURCE,
     comfy.text_encoders.llama.TransformerBlock,
     stock,
-    stocks_eyes,
+    stocks_vision,
     comfy.text_encoders.qwen_vl,
     *PARTS,
 )
@@ -57,8 +58,8 @@ def _fused(model: Any, policy: KernelPolicy) -> int:
 
 
 def _built(draw: Draw) -> Any:
-    """Stock's own encoder, which reads the sizes of the eyes from a table."""
-    stock.QWEN3VL_VISION[SPECIMEN_KIND] = EYES
+    """Stock's own encoder, which reads the sizes of the vision tower from a table."""
+    stock.QWEN3VL_VISION[SPECIMEN_KIND] = TOWER
     stock.QWEN3VL_CONFIGS[SPECIMEN_KIND] = comfy.text_encoders.llama.Qwen3VL_8BConfig
     options = {
         "custom_operations": draw.operations,

@@ -16,7 +16,7 @@ import comfy.ldm.wan.vae as wan21
 import comfy.ldm.wan.vae2_2 as wan22
 import comfy.memory_management
 import comfy.sd1_clip as encoders
-import comfy.text_encoders.qwen35 as eyes
+import comfy.text_encoders.qwen35 as vision
 import pytest
 import torch
 from comfy.ldm.models import autoencoder
@@ -201,17 +201,17 @@ CHANGES: dict[str, tuple[Change, ...]] = {
         Change(llama.BaseQwen3, "x[:, -1:]", "-x[:, -1:]", function="logits"),
     ),
     "Qwen3-VL encoder": (
-        Change(eyes.Qwen35VisionBlock, "return x + self.mlp", "return x - self.mlp"),
-        Change(eyes.Qwen35VisionMLP, ', approximate="tanh"', ".abs()"),
-        Change(eyes.Qwen35VisionAttention, "optimized_attention(q, k,", "optimized_attention(2 * q, k,"),
+        Change(vision.Qwen35VisionBlock, "return x + self.mlp", "return x - self.mlp"),
+        Change(vision.Qwen35VisionMLP, ', approximate="tanh"', ".abs()"),
+        Change(vision.Qwen35VisionAttention, "optimized_attention(q, k,", "optimized_attention(2 * q, k,"),
         Change(qwen3vl.Qwen3VLDeepstackMerger, "F.gelu(self.linear_fc1(x))", "self.linear_fc1(x)"),
-        Change(eyes.Qwen35VisionPatchMerger, "F.gelu(self.linear_fc1(x))", "self.linear_fc1(x)"),
+        Change(vision.Qwen35VisionPatchMerger, "F.gelu(self.linear_fc1(x))", "self.linear_fc1(x)"),
         Change(
             qwen3vl.Qwen3VL, "image_mean=[0.5, 0.5, 0.5]", "image_mean=[0.4, 0.5, 0.5]", function="preprocess_embed"
         ),
         Change(llama.Llama2_, "= x[visual_pos_masks] + deepstack", "= x[visual_pos_masks] - deepstack"),
         Change(
-            eyes.Qwen35VisionBlock, "optimized_attention=None)", "optimized_attention=None, gate=1.0)", "takes gate"
+            vision.Qwen35VisionBlock, "optimized_attention=None)", "optimized_attention=None, gate=1.0)", "takes gate"
         ),
     ),
     "VAE of Stable Diffusion, VAE of Flux, VAE of Flux.2": (

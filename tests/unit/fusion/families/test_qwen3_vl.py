@@ -13,6 +13,7 @@ import comfy.ops
 import comfy.sd
 import pytest
 import torch
+from comfy.text_encoders.joyimage import Qwen3VL8B_JoyImage
 from comfy.weight_adapter.lora import LoRAAdapter
 from packed_files import packed_file
 from safetensors.torch import load_file, save_file
@@ -23,8 +24,10 @@ from fusestream.checkpoints import text
 from fusestream.fusion.base.errors import WrongFile
 from fusestream.fusion.base.family import Role
 from fusestream.fusion.families import family_of
-from fusestream.fusion.families.qwen3_vl import QWEN3_VL, eyes, layout, sizes
+from fusestream.fusion.families.qwen3_vl import QWEN3_VL, layout, sizes
 from fusestream.fusion.text import layer, stack
+from fusestream.fusion.text.encoder import block as encoder_block
+from fusestream.fusion.text.vision import patches, qwen3_vl, towers
 from fusestream.kernels_cuda import LEDGER
 from fusestream.memory import Checkpoint, Extent, WeightFile, read_header
 
@@ -43,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What is loaded is fused for the CPU too."""
-    for module in (stack, eyes):
+    for module in (stack, towers):
         monkeypatch.setattr(module, "fuse", _on_cpu(module.fuse))
     LEDGER.clear()
     yield
@@ -103,35 +106,51 @@ def test_it_encodes_as_stocks(folder: Path, storage: str, precision: str) -> Non
 def test_long_prompts_and_large_pictures_pass_in_chunks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = checkpoints.write("qwen3_vl", folder)
     monkeypatch.setattr(layer, "CHUNK", 8)
-    monkeypatch.setattr(eyes, "CHUNK", 12)
+    monkeypatch.setattr(patches, "CHUNK", 12)
     for precision, allowed in ALLOWED.items():
         near(encode(load(path, precision=precision), "pictures"), encode(stocks(path), "pictures"), allowed)
 
 
-def test_a_picture_becomes_patches_where_the_eyes_are(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_picture_becomes_patches_where_the_tower_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that stock makes of it on the CPU. How many there are stays with the host."""
     network = load(checkpoints.write("qwen3_vl", folder)).cond_stage_model.qwen3vl_8b.transformer
     given: list[tuple[torch.Tensor, torch.Tensor]] = []
-    monkeypatch.setattr(eyes.FusedEyes, "forward", lambda _, x, grid: given.append((x, grid)) or (x, [x]))
+    monkeypatch.setattr(qwen3_vl.FusedTower, "forward", lambda _, x, grid: given.append((x, grid)) or (x, [x]))
     cpu, other = torch.device("cpu"), torch.device("meta")
     for shape in ((64, 96), (70, 130), (20, 24)):
         given.clear()
         one = picture(*shape)
-        found, wanted = network.preprocess_embed(one, cpu), eyes.stock.Qwen3VL.preprocess_embed(network, one, cpu)
+        found, wanted = network.preprocess_embed(one, cpu), qwen3_vl.stock.Qwen3VL.preprocess_embed(network, one, cpu)
         (x, grid), (stocks_x, stocks_grid) = given
         assert torch.equal(x, stocks_x) and torch.equal(grid, stocks_grid) and x.dtype is stocks_x.dtype
         assert torch.equal(found[0], wanted[0]) and found[1].keys() == wanted[1].keys()
-    makes = eyes.process_qwen2vl_images
+    makes = patches.process_qwen2vl_images
 
     def on_the_device(images: torch.Tensor, **options: Any) -> Any:
         assert images.device == other
-        patches, grid = makes(one["data"], **options)
-        return patches.to(other), grid
+        rows, grid = makes(one["data"], **options)
+        return rows.to(other), grid
 
-    monkeypatch.setattr(eyes, "process_qwen2vl_images", on_the_device)
+    monkeypatch.setattr(patches, "process_qwen2vl_images", on_the_device)
     seen, more = network.preprocess_embed(one, other)
     assert seen.device == other and more["grid"].device == cpu and given[-1][1].device == cpu
     assert network.preprocess_embed({"type": "sound"}, cpu) == (None, None), "what is no picture is stock's"
+
+
+def test_a_class_of_stocks_that_cuts_in_its_own_way_keeps_it() -> None:
+    """JoyImage has pictures of 65536 pixels and more, resized by another rule."""
+    network = torch.nn.Module()
+    network.visual = qwen3_vl.stock.Qwen3VLVisionModel(
+        {**qwen3_vl.stock.QWEN3VL_VISION_COMMON, "hidden_size": 64, "intermediate_size": 64, "depth": 1,
+         "num_position_embeddings": 16, "deepstack_visual_indexes": [], "out_hidden_size": 8},
+        dtype=torch.float16, ops=comfy.ops.manual_cast,
+    )  # fmt: skip
+    network.__class__ = Qwen3VL8B_JoyImage
+    assert towers.fuse(network, fusion.KernelPolicy(), on_cpu=True) == 1
+    given: list[list[int]] = []
+    network.visual.forward = lambda x, grid: given.append(grid.tolist()) or (x, [])
+    network.preprocess_embed(picture(64, 96), torch.device("cpu"))
+    assert given == [[[1, 14, 20]]], "of 209 x 314, not of 64 x 96"
 
 
 @pytest.mark.parametrize("op", QWEN3_VL.ops[:: 1 if is_thorough() else 3])
@@ -143,9 +162,9 @@ def test_each_op_can_be_switched_off(folder: Path, op: str) -> None:
 def test_heads_of_72_pass_as_96(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the 8B has them."""
     config = {"hidden_size": 16 * 72, "num_position_embeddings": 16, "intermediate_size": 64, "depth": 1}
-    model = eyes.stock.Qwen3VLVisionModel(
+    model = qwen3_vl.stock.Qwen3VLVisionModel(
         {
-            **eyes.stock.QWEN3VL_VISION_COMMON, **config, "deepstack_visual_indexes": [], "out_hidden_size": 8,
+            **qwen3_vl.stock.QWEN3VL_VISION_COMMON, **config, "deepstack_visual_indexes": [], "out_hidden_size": 8,
         },
         dtype=torch.float16, ops=comfy.ops.manual_cast,
     ).requires_grad_(False)  # fmt: skip
@@ -159,12 +178,13 @@ def test_heads_of_72_pass_as_96(monkeypatch: pytest.MonkeyPatch) -> None:
     ends = torch.tensor([0, 16, 24])
     wanted = block(x, ends, (cos, sin, -sin), comfy.ldm.modules.attention.attention_pytorch)
     heads: list[int] = []
-    attention = eyes.attention
+    attention = encoder_block.attention
     monkeypatch.setattr(
-        eyes, "attention", lambda q, *rest, **more: heads.append(q.shape[-1]) or attention(q, *rest, **more)
+        encoder_block, "attention", lambda q, *rest, **more: heads.append(q.shape[-1]) or attention(q, *rest, **more)
     )
-    eyes.fuse(model, fusion.KernelPolicy())
-    got = block(x[None].clone(), eyes.Sight(eyes.Wide(fusion.KernelPolicy()), angle.cos(), angle.sin(), (16, 8)))
+    towers.fuse(model, fusion.KernelPolicy())
+    wide = encoder_block.Wide(fusion.KernelPolicy())
+    got = block(x[None].clone(), encoder_block.Call(wide, cos=angle.cos(), sin=angle.sin(), groups=(16, 8)))
     near(got[0], wanted, ALLOWED["precise"])
     assert heads == [96, 96]
 
@@ -217,7 +237,7 @@ def test_a_file_that_is_not_whole_is_told_from_its_header(folder: Path, tmp_path
 
 
 def test_the_2b_is_stocks_class_with_its_sizes() -> None:
-    """Published: the 4B's eyes before a language model of its own."""
+    """Published: the 4B's vision tower before a language model of its own."""
     published = text.Qwen3VLSize(
         language=replace(text.QWEN3_VL.language, width=2048, ffn=6144, heads=16, key_heads=8, layers=28, vocabulary=151936),
         eyes=1024, ffn=4096, blocks=24, told=3, places=2304,
@@ -236,5 +256,5 @@ def test_the_2b_is_stocks_class_with_its_sizes() -> None:
         for name, s in shapes.items()
     }
     assert {name: tuple(one.shape) for name, one in model.named_parameters()} == named
-    four = eyes.stock.QWEN3VL_VISION["qwen3vl_4b"]
+    four = qwen3_vl.stock.QWEN3VL_VISION["qwen3vl_4b"]
     assert {name: sizes.seeing(sized)[name] for name in four} == four

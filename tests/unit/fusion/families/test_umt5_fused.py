@@ -47,7 +47,7 @@ def test_byt5_is_a_t5() -> None:
         is_table = "shared" in name or "relative" in name
         weight.normal_(1 if "norm" in name else 0, 1 if is_table else 0.1, generator=draw)
         if weight.ndim == 2 and not is_table:
-            weight *= 10 * weight.shape[1] ** -0.5 * (0.125 if name.endswith(".q.weight") else 1)
+            weight.data *= 10 * weight.shape[1] ** -0.5 * (0.125 if name.endswith(".q.weight") else 1)
     model.set_clip_options({"execution_device": torch.device("cpu")})
     prompt = [[87, 104, 123, 119, 35, 37, 1]]
     wanted = model(prompt)[0]

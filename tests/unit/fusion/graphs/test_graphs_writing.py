@@ -18,13 +18,13 @@ from safetensors.torch import load_file
 from taped import TapingRecorder
 
 from fusestream import checkpoints
-from fusestream.fusion.families.qwen3_vl import eyes
 from fusestream.fusion.graphs import calls
 from fusestream.fusion.load import text
 from fusestream.fusion.load.text import load_streamed_text_encoder
 from fusestream.fusion.report.gathering import state_of
 from fusestream.fusion.stream.residency import GRAPHS
 from fusestream.fusion.text import cache, stack, writing
+from fusestream.fusion.text.vision import towers
 from fusestream.gpu.replay import NO_ROOM
 from fusestream.kernels_cuda import LEDGER, KernelPolicy
 
@@ -48,14 +48,14 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def recorder(monkeypatch: pytest.MonkeyPatch) -> TapingRecorder:
     found = TapingRecorder()
     monkeypatch.setattr(text, "Graphs", partial(calls.Graphs, recorder=found))
-    for module in (stack, eyes):
+    for module in (stack, towers):
         monkeypatch.setattr(module, "fuse", partial(module.fuse, on_cpu=True))
     LEDGER.clear()
     return found
 
 
 def load(path: Path | str) -> Any:
-    """With what it needs for words in its place: the eyes were not used."""
+    """With what it needs for words in its place: the vision tower was not used."""
     clip = load_streamed_text_encoder(str(path), [], policy=KernelPolicy.of(**AS_ON_A_CARD))
     write(clip, max_length=1)
     return clip

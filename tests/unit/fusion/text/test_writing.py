@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from bed.depth import is_thorough
 from fusestream import checkpoints, fusion
 from fusestream.fusion.base.errors import WrongFile
-from fusestream.fusion.families.qwen3_vl import eyes, sizes
+from fusestream.fusion.families.qwen3_vl import sizes
 from fusestream.fusion.stream import vram_pool
 from fusestream.fusion.stream.no_head import NoHead
 from fusestream.fusion.text import (
@@ -31,6 +31,7 @@ from fusestream.fusion.text import (
     token_rate,
     writing,
 )
+from fusestream.fusion.text.vision import patches, towers
 from fusestream.fusion.weights import fp32_residual
 from fusestream.kernels_cuda import LEDGER, KernelPolicy, KernelRefused
 from fusestream.memory import read_header
@@ -51,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is loaded is fused for the CPU too."""
-    for module in (stack, eyes):
+    for module in (stack, towers):
         monkeypatch.setattr(module, "fuse", partial(module.fuse, on_cpu=True))
     LEDGER.clear()
 
@@ -222,7 +223,7 @@ def test_through_the_smallest_window(folder: Path) -> None:
 
 def test_the_words_matrix_joins_what_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is asked for when the first text is written, with the weights of all layers there. Where nothing more is free then, some
-    of it streams, until the text is long: then the eyes, which have seen, make room."""
+    of it streams, until the text is long: then the vision tower, which has seen, makes room."""
     path, following = checkpoints.write("qwen3_vl", folder), writing.Text.next
     monkeypatch.setattr(writing, "LONG", 4)
     for free in (2**40, 0):
@@ -239,7 +240,7 @@ def test_the_words_matrix_joins_what_stays(folder: Path, monkeypatch: pytest.Mon
         monkeypatch.setattr(writing.Text, "next", counting)
         write(clip)
         before, after = streamed[:4], streamed[4:]
-        assert after == [(0, bool(free))] * 8 and all(eyes for _, eyes in before)
+        assert after == [(0, bool(free))] * 8 and all(seen for _, seen in before)
         assert all((count > 0) == (not free) for count, _ in before)
 
 
@@ -307,7 +308,7 @@ def test_room_for_keys_grows(folder: Path, monkeypatch: pytest.MonkeyPatch, writ
 
 def test_long_prompts_are_read_in_chunks(monkeypatch: pytest.MonkeyPatch, writers: tuple[Any, Any]) -> None:
     monkeypatch.setattr(layer, "CHUNK", 5)
-    monkeypatch.setattr(eyes, "CHUNK", 12)
+    monkeypatch.setattr(patches, "CHUNK", 12)
     asked: list[int] = []
     attention = layer.attention
     monkeypatch.setattr(
@@ -347,10 +348,10 @@ def test_comfyui_is_asked_to_keep_room_for_keys(
     assert kept[7] == pytest.approx(cache.kept_bytes(of_stack, 1280) + 7 * read, abs=1)
     assert kept[5000] == pytest.approx(cache.kept_bytes(of_stack, 6144) + fp32_residual.CHUNK_ROWS * read, abs=1)
     ffn, width = ours.cond_stage_model.qwen3vl_8b.transformer.visual.blocks[0].mlp.linear_fc1.weight.shape
-    for side, patches in ((256, 4 * 84), (2048, 4 * 5350)):
-        tokens = patches // 4
+    for side, count in ((256, 4 * 84), (2048, 4 * 5350)):
+        tokens = count // 4
         found = model.memory_estimation_function(said(picture(side, side)), device=card) - always
-        seen = room.SEEN * ffn * min(patches, eyes.CHUNK) + room.STREAM * width * patches
+        seen = room.SEEN * ffn * min(count, patches.CHUNK) + room.STREAM * width * count
         kept_and_read = (
             cache.kept_bytes(of_stack, cache.rounded(tokens + 1024)) + min(tokens, fp32_residual.CHUNK_ROWS) * read
         )
@@ -387,7 +388,7 @@ def test_each_token_moves_the_bar_and_can_be_the_last(
         write(writers[0], "words", max_length=9)
     assert len(stops) == 3
     monkeypatch.undo()
-    for module in (stack, eyes):
+    for module in (stack, towers):
         monkeypatch.setattr(module, "fuse", partial(module.fuse, on_cpu=True))
     assert write(writers[0], "words") == write(writers[1], "words"), "and nothing stays of it"
 
@@ -522,7 +523,7 @@ def copies(clip: Any) -> Counter[str]:
     return Counter(entry.layer for entry in clip.patcher.stream.residency.ledger.entries if entry.kind == "copy")
 
 
-def test_a_text_by_words_alone_brings_no_eyes_and_all_else_stays(folder: Path) -> None:
+def test_a_text_by_words_alone_brings_no_vision_tower_and_all_else_stays(folder: Path) -> None:
     """From the first token on: what is in its place can be captured."""
     clip = load(checkpoints.write("qwen3_vl", folder))
     stream = clip.patcher.stream
@@ -534,7 +535,7 @@ def test_a_text_by_words_alone_brings_no_eyes_and_all_else_stays(folder: Path) -
     assert copies(clip) == before, "nothing comes again"
 
 
-def test_eyes_that_were_used_stay_with_the_rest(folder: Path) -> None:
+def test_a_vision_tower_that_was_used_stays_with_the_rest(folder: Path) -> None:
     clip = load(checkpoints.write("qwen3_vl", folder))
     stream = clip.patcher.stream
     write(clip, "picture")
@@ -544,7 +545,9 @@ def test_eyes_that_were_used_stay_with_the_rest(folder: Path) -> None:
     assert stream.residency.held == stream.residency.most
 
 
-def test_eyes_go_while_a_long_text_does_not_fit_beside_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_vision_tower_goes_while_a_long_text_does_not_fit_beside_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else they would take room from it, and be brought with each token for nobody."""
     path = checkpoints.write("qwen3_vl", folder)
     wanted, clip = write(load(path), "picture"), load(path)
@@ -553,8 +556,8 @@ def test_eyes_go_while_a_long_text_does_not_fit_beside_them(folder: Path, monkey
     for texts in (1, 2):
         assert write(clip, "picture") == wanted
         # Each of the picture's layers came for the picture, and perhaps ahead of it and of two tokens.
-        eyes = [count for name, count in copies(clip).items() if name.startswith("visual")]
-        assert max(eyes) <= 5 * texts < len(wanted) * texts
+        vision = [count for name, count in copies(clip).items() if name.startswith("visual")]
+        assert max(vision) <= 5 * texts < len(wanted) * texts
 
 
 def test_for_a_short_text_nothing_comes_anew(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,20 @@
+"""The vision towers of a stock text encoder model, of every kind."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from ....kernels_cuda import STANDARD, KernelPolicy
+from . import qwen3_vl
+
+KINDS = (qwen3_vl,)
+OPS = tuple(sorted({op for kind in KINDS for op in kind.OPS}))
+
+
+def fuse(model: nn.Module, policy: KernelPolicy = STANDARD, *, on_cpu: bool = False) -> int:
+    """Let all vision towers in a stock text encoder model compute through our ops, in place. Returns
+    how many blocks, 0 if all is left to stock.
+
+    on_cpu: on the CPU too, where the ops run their references: for tests.
+    """
+    return sum(kind.fuse(model, policy, on_cpu=on_cpu) for kind in KINDS)
