@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import nn
 
 from ....kernels_cuda import STANDARD, KernelPolicy
-from . import qwen2_vl, qwen3_vl
+from . import qwen2_vl, qwen3_vl, siglip
 
-KINDS = (qwen2_vl, qwen3_vl)
+KINDS = (qwen2_vl, qwen3_vl, siglip)
 OPS = tuple(sorted({op for kind in KINDS for op in kind.OPS}))
 
 

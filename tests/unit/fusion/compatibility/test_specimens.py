@@ -17,6 +17,7 @@ import comfy.ldm.wan.vae2_2 as wan22
 import comfy.memory_management
 import comfy.sd1_clip as encoders
 import comfy.text_encoders.qwen35 as vision
+import comfy.text_encoders.qwen_vl as qwen2_vision
 import pytest
 import torch
 from comfy.ldm.models import autoencoder
@@ -35,12 +36,14 @@ from fusestream.fusion.compatibility import verdicts
 from fusestream.fusion.compatibility.signatures import same_parameters
 from fusestream.fusion.compatibility.trial import difference
 from fusestream.fusion.families import FAMILIES
+from fusestream.fusion.text.vision.specimens import specimens as of_towers
 
 pytestmark = pytest.mark.usefixtures("one_thread", "as_comfyui_runs")
 
 CPU = torch.device("cpu")
 FAMILY_OF = {specimen.name: family for family in FAMILIES if family.specimens for specimen in family.specimens()}
 SPECIMENS = {specimen.name: specimen for family in FAMILIES if family.specimens for specimen in family.specimens()}
+SPECIMENS |= {specimen.name: specimen for specimen in of_towers()}
 
 
 class Change(NamedTuple):
@@ -214,6 +217,34 @@ CHANGES: dict[str, tuple[Change, ...]] = {
             vision.Qwen35VisionBlock, "optimized_attention=None)", "optimized_attention=None, gate=1.0)", "takes gate"
         ),
     ),
+    "Qwen2.5-VL vision tower": (
+        Change(qwen2_vision.VisionBlock, "hidden_states = residual + hidden_states", "hidden_states = residual"),
+        Change(qwen2_vision.VisionMLP, "self.act_fn(self.gate_proj(hidden_state))", "self.gate_proj(hidden_state)"),
+        Change(qwen2_vision.VisionAttention, "optimized_attention(q, k,", "optimized_attention(2 * q, k,"),
+        Change(qwen2_vision.PatchMerger, "self.ln_q(x)", "x"),
+        Change(qwen2_vision.VisionPatchEmbed, "return hidden_states", "return 2 * hidden_states"),
+        Change(qwen2_vision.Qwen2VLVisionTransformer, "if i in self.fullatt", "if i not in self.fullatt"),
+        Change(qwen2_vision.Qwen2VLVisionTransformer, "hidden_states[reverse_indices, :]", "hidden_states"),
+        Change(
+            qwen2_vision.Qwen2VLVisionTransformer,
+            "self.window_size // self.spatial_merge_size",
+            "self.window_size // 2 // self.spatial_merge_size",
+            function="get_window_index",
+        ),
+        Change(
+            qwen2_vision.Qwen2VLVisionTransformer,
+            "image_grid_thw: Optional[torch.Tensor] = None,",
+            "image_grid_thw: Optional[torch.Tensor] = None, early=False,",
+            "takes early",
+        ),
+        Change(llama.Qwen25_7BVLI, 'embed["data"]', 'embed["data"].flip(1)', function="preprocess_embed"),
+    ),
+    "SigLIP": (
+        Change(clip.CLIPLayer, "self.self_attn(self", "0.5 * self.self_attn(self"),
+        Change(clip.CLIPEncoder, "intermediate = x.clone()", "intermediate = -x"),
+        Change(clip.CLIPVision, "self.encoder(x, mask=None,", "self.encoder(x, mask=torch.ones(9, 9).log(),"),
+        Change(clip.CLIPLayer, "mask=None, optimized", "mask=None, gate=1.0, optimized", "takes gate|another place"),
+    ),
     "VAE of Stable Diffusion, VAE of Flux, VAE of Flux.2": (
         Change(image_parts.ResnetBlock, "return x+h", "return x-h"),
         Change(image_parts.ResnetBlock, "h = self.swish(h)\n", "\n"),
@@ -317,7 +348,10 @@ def test_another_comfyui_is_told(name: str, change: Change, monkeypatch: pytest.
     mutated(monkeypatch, owner, function, old, new)
     reason = judged(specimen)
     assert reason is not None and any(part in reason for part in said.split("|")), reason
-    is_block = FAMILY_OF[name].role is Role.DIFFUSION and isinstance(owner, type)  # of a module its file tells
+    family = FAMILY_OF.get(name)
+    is_block = (
+        family is not None and family.role is Role.DIFFUSION and isinstance(owner, type)
+    )  # of a module its file tells
     assert not is_block or verdicts.key_of(specimen, CPU, torch.float16) != before, "or an old verdict would hold"
 
 
