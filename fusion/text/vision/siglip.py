@@ -6,10 +6,10 @@ an FP32 stream.
 Its layers are CLIP's (`text/encoder/clip.py`), without a mask: all patches see each other. Heads of
 72 are padded.
 
-The rest stays stock's. A convolution, two norms and a product with the 256 means that the language
-model gets of 4096 patches are a hundredth of the arithmetic. A picture is cut to 896x896 and
-rounded to 8 bits before anything is computed, on the CPU: on the card some numbers would be rounded
-to the other side, and a large picture would take more of the card than what is left of it.
+The rest stays stock's. A convolution, two norms and a product of the 256 means that the language
+model gets of 4096 patches are less than a hundredth of the arithmetic. A picture is shrunk to
+896x896 and rounded to 8 bits on the CPU: on a card, which adds in another order, some numbers would
+be rounded to the other side, and a large picture would lie there whole.
 
 Only towers in text encoder models are fused. CLIP Vision loaders are ComfyUI's.
 """
