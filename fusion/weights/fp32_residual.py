@@ -99,7 +99,7 @@ class Wide:
         """The same with one of stock's LayerNorms."""
         if self.splits or norm.weight_function or norm.bias_function:  # another node's patches
             return self.rounded(norm(x))
-        weight, bias = (one.to(x.device) for one in (norm.weight, norm.bias))
+        weight, bias = (norm_weight(one, x) for one in (norm.weight, norm.bias))
         return norm_modulate(x, weight=weight, bias=bias, eps=norm.eps, out_dtype=torch.float16, policy=self.ops)
 
     def rounded(self, x: Tensor) -> Tensor:
@@ -204,12 +204,12 @@ class Wide:
         own, *more = weights
         if gate.quick:
             return gelu(self.product(h, own.matrix, own.bias), "quick", policy=self.ops)
-        options: Any = {"activation": gate.name, "saturate": True, "policy": self.ops}
+        options: Any = {"saturate": True, "policy": self.ops}
         if more and all(one.bias is None for one in weights):
-            return linear_pair(h, own.matrix, more[0].matrix, scale=scale, **options)
+            return linear_pair(h, own.matrix, more[0].matrix, activation=gate.name, scale=scale, **options)
         if not more and scale == 1:
-            return linear(h, own.matrix, own.bias, **options)
-        made = [linear(h, one.matrix, one.bias, out_dtype=torch.float32, policy=self.ops) for one in weights]
+            return linear(h, own.matrix, own.bias, activation=gate.name, **options)
+        made = [linear(h, one.matrix, one.bias, out_dtype=torch.float32, **options) for one in weights]
         hidden = gate.function(made[0]).mul_(scale)
         return saturated(hidden.mul_(made[1]) if more else hidden).half()
 
@@ -222,7 +222,7 @@ def _in_packs(own: Weights) -> Weights:
 
 
 def norm_weight(weight: Tensor, x: Tensor) -> Tensor:
-    """A norm's weight on x's device, of a type that the ops take."""
+    """A norm's weight or bias on x's device, of a type that the ops take."""
     if weight.device == x.device and weight.dtype in (torch.float16, torch.float32):
         return weight
     return weight.to(x.device, torch.float32)

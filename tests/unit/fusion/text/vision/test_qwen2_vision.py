@@ -140,9 +140,10 @@ def test_all_off_and_the_cpu_are_stocks() -> None:
         network.visual(*given)
 
 
-def test_no_kernel_refuses_what_it_is_handed(refused_by_kernels: list[tuple[str, str]]) -> None:
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_no_kernel_refuses_what_it_is_handed(dtype: torch.dtype, refused_by_kernels: list[tuple[str, str]]) -> None:
     for precision in ALLOWED:
-        both(build(), GRIDS["cut at both"], precision)
+        both(build(dtype), GRIDS["cut at both"], precision)
     assert not refused_by_kernels
 
 

@@ -154,7 +154,8 @@ def test_what_others_did_to_it_is_stocks() -> None:
         network.preprocess_embed(embed, CPU)
 
 
-def test_no_kernel_refuses_what_it_is_handed(refused_by_kernels: list[tuple[str, str]]) -> None:
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_no_kernel_refuses_what_it_is_handed(dtype: torch.dtype, refused_by_kernels: list[tuple[str, str]]) -> None:
     for precision in ALLOWED:
-        both(build(), picture(90, 150), precision)
+        both(build(dtype), picture(90, 150), precision)
     assert not refused_by_kernels
