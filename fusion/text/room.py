@@ -19,17 +19,16 @@ import torch
 
 from ..weights.fp32_residual import CHUNK_ROWS
 from .cache import AT_FIRST, kept_bytes, rounded
+from .encoder.block import PATCHES
+from .encoder.described import described
 from .layer_kind import encoders
 
 PIXELS = 28 * 28  # pixels of a picture for each of its tokens, at the least
-# Patches of a picture between two products: 100 MB of fp32, for the 8B's eyes. A picture of 768x768
-# has 2304.
-PATCHES = 3072
 OF_A_TOKEN = 4
 # Bytes of the feed-forward for each of a token's hidden values: two parts of two sums in fp32, two
 # parts of what follows in fp16. The rest, a sixth, is for everything else of a token.
 READ = 24
-SEEN = 16  # the same for a patch in the eyes, with one sum
+SEEN = 16  # the same for a patch in a vision tower with one sum; with two it is READ
 # Bytes of a patch for each number of its width, throughout: the stream in fp32; queries, keys and
 # values in fp16.
 STREAM = 12
@@ -64,16 +63,28 @@ def _beside(owner: Any, net: Any, tokens: int, patches: int) -> int:
     """Bytes that a prompt of so many tokens, with so many patches in its pictures, takes in
     addition to a network's weights."""
     stack: Any = net.model
-    eyes: Any = getattr(net, "visual", None)
     read: int = READ * stack.config.intermediate_size * min(tokens, CHUNK_ROWS)
     layers = {"all": len(stack.layers) + 1}.get(owner.layer, 0) if isinstance(owner.layer, str) else len(owner.layer)
     tapped: int = TAPPED * layers * tokens * stack.config.hidden_size
-    seen = 0
-    if patches and hasattr(eyes, "blocks"):
-        ffn, width = eyes.blocks[0].mlp.linear_fc1.weight.shape
-        seen = SEEN * ffn * min(patches, PATCHES) + STREAM * width * patches
+    seen = _in_tower(net, patches) if patches else 0
     kept = kept_bytes(stack, rounded(tokens + AT_FIRST)) if hasattr(net, "generate") else 0
     return kept + read + tapped + seen
+
+
+def _in_tower(net: Any, patches: int) -> int:
+    """Bytes that so many patches take in a network's vision tower. SigLIP gets each picture in as
+    many patches as it has places."""
+    blocks: Any = getattr(getattr(net, "visual", None), "blocks", ())
+    if hasattr(net, "vision_model"):
+        blocks = net.vision_model.encoder.layers
+        patches = net.vision_model.embeddings.position_embedding.weight.shape[0]
+    if not blocks:
+        return 0
+    block = described(blocks[0])
+    of_hidden = READ if len(block.inner) > 1 else SEEN
+    hidden: int = of_hidden * block.inner[0].out_features * min(patches, PATCHES)
+    stream: int = STREAM * block.outer.out_features * patches
+    return hidden + stream
 
 
 def _padding(tokens: Mapping[str, Any]) -> int:

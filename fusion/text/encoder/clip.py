@@ -23,8 +23,7 @@ from ...base.policy import all_off, standing
 from ...base.subclassing import mix
 from ...weights.fp32_residual import Wide
 from ..common import HAND_BACK
-from ..room import PATCHES
-from .block import Call, compute
+from .block import PATCHES, Call, compute
 from .described import described, obstacle
 
 OPS = ("norm_modulate", "linear", "linear_", "join_sums", "attention", "gelu")

@@ -17,8 +17,8 @@ from torch import Tensor
 from ...base.policy import all_off
 from ...weights.fp32_residual import Wide
 from ...weights.operands import operands
+from ..encoder.block import PATCHES
 from ..encoder.described import GELU
-from ..room import PATCHES
 
 CHUNK = PATCHES
 

@@ -15,6 +15,8 @@ from comfy.weight_adapter.lora import LoRAAdapter
 
 from fusestream import checkpoints
 from fusestream.fusion.load.text import load_streamed_text_encoder
+from fusestream.fusion.text import layer_kind, room, stack
+from fusestream.fusion.text.encoder.described import described
 from fusestream.fusion.text.vision import towers
 from fusestream.kernels_cuda import LEDGER, KernelPolicy
 
@@ -106,3 +108,28 @@ def test_loras_count(folder: Path, seeing: Seeing) -> None:
     wanted = encoded(stock, seeing)
     near(encoded(ours, seeing), wanted, 2e-3)
     assert (wanted - before).norm() > 5e-3 * before.norm()
+
+
+@pytest.mark.parametrize(
+    ("seeing", "patches", "of_hidden"),
+    [
+        (SEEING["Qwen2.5-VL"], 4 * 37, room.READ),
+        (SEEING["Gemma 3"], 32 * 32, room.SEEN),
+        (SEEING["MiniMax H3"], 4 * 37, room.SEEN),
+    ],
+    ids=SEEING,
+)
+def test_comfyui_is_asked_to_keep_room_for_a_picture(
+    folder: Path, seeing: Seeing, patches: int, of_hidden: int
+) -> None:
+    """SigLIP gets any picture in as many patches as it has places; the others as many as it has of 14x14 or 16x16."""
+    clip, card = both(folder, seeing, "fp16")[0], torch.device("cuda", 0)
+    model = clip.cond_stage_model
+    stack.fuse(model, KernelPolicy(), on_cpu=True)
+    [(owner, net)] = layer_kind.encoders(model)
+    block = described(net.visual.blocks[0] if hasattr(net, "visual") else net.vision_model.encoder.layers[0])
+    prompt = [(5, 1.0), ({"type": "image", "data": torch.zeros(1, 112, 256, 3)}, 1.0)]
+    words = [(5, 1.0)] * 38  # as many tokens as the picture and the word before it
+    asked, alone = (model.memory_estimation_function({"x": [one]}, device=card) for one in (prompt, words))
+    seen = of_hidden * block.inner[0].out_features * patches + room.STREAM * block.outer.out_features * patches
+    assert owner is not None and asked - alone == pytest.approx(seen, abs=1)
