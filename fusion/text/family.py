@@ -21,6 +21,7 @@ OPS = (
     "codes_to_int8",
     "decode_attention",
     "few_rows",
+    "gelu",
     "int8_to_half",
     "join_sums",
     "linear",
@@ -42,27 +43,19 @@ def language_model(
     *,
     specimens: Callable[[], Iterable[Specimen]],
     expects: Callable[[WeightFile], Expected] | None = None,
-    fuse_vision: Callable[[Any, KernelPolicy], int] | None = None,
     options: Callable[[WeightFile], Mapping[str, Any]] | None = None,
     kind: Callable[[WeightFile], str | None] | None = None,
 ) -> Family:
     """A family of this name, with arguments as `Family` has them.
 
-    expects      None: a layer has what the layers of the file have
-    fuse_vision  lets its vision part compute through our ops; the number of its blocks
+    expects: None: a layer has what the layers of the file have
     """
-
-    def fuse(model: Any, policy: KernelPolicy) -> int:
-        from .stack import fuse  # noqa: PLC0415
-
-        return fuse(model, policy) + (0 if fuse_vision is None else fuse_vision(model, policy))
-
     return Family(
         name=name,
         role=Role.TEXT,
         covers=covers,
         recognises=recognises,
-        fuse=fuse,
+        fuse=_fuse,
         ops=OPS,
         options=options,
         kind=kind,
@@ -70,6 +63,14 @@ def language_model(
         idle=_idle,
         specimens=specimens,
     )
+
+
+def _fuse(model: Any, policy: KernelPolicy) -> int:
+    """Its layers, and the blocks of its vision tower if it has one."""
+    from .stack import fuse  # noqa: PLC0415
+    from .vision import towers  # noqa: PLC0415
+
+    return fuse(model, policy) + towers.fuse(model, policy)
 
 
 def _expected(header: WeightFile) -> Expected:

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -31,12 +30,10 @@ from torch import Tensor, nn
 from ..base.hooks import LAYER_KIND
 from ..weights.fp32_residual import Gate, norm_weight
 from .common import HAND_BACK
+from .encoder.described import GELU_TANH, SILU
 
 # By stock's names.
-GATES = {
-    "silu": Gate("silu", nn.functional.silu),
-    "gelu_pytorch_tanh": Gate("gelu_tanh", partial(nn.functional.gelu, approximate="tanh")),
-}
+GATES = {"silu": SILU, "gelu_pytorch_tanh": GELU_TANH}
 NORMS = (None, "gemma3")  # of heads
 TYPES = ("llama", "gemma2", "gemma3")
 LAYERS = (stock.TransformerBlock, stock.TransformerBlockGemma2)

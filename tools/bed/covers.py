@@ -35,15 +35,17 @@ COVERS: dict[str, dict[str, str]] = {
         "ja": "Qwen3 0.6B から 8B（Flux.2 klein、Z-Image、Anima）：FP32 の流れの周りに FP16 の積、何も読まない層は計算しない。"
         "文章も書く",
     },
-    "Qwen2.5 3B and Qwen2.5-VL 7B (OmniGen 2, Qwen-Image, HunyuanVideo 1.5): FP16 products around an FP32 stream, FP32 "
-    "attention": {
-        "zh": "Qwen2.5 3B 和 Qwen2.5-VL 7B（OmniGen 2、Qwen-Image、HunyuanVideo 1.5）：FP16 乘法，围绕 FP32 数据流，FP32 注意力",
-        "ja": "Qwen2.5 3B と Qwen2.5-VL 7B（OmniGen 2、Qwen-Image、HunyuanVideo 1.5）：FP32 の流れの周りに FP16 の積、"
-        "FP32 のアテンション",
+    "Qwen2.5 3B and Qwen2.5-VL 7B (OmniGen 2, Qwen-Image, HunyuanVideo 1.5), its vision tower too: FP16 products around an "
+    "FP32 stream, FP32 attention in the language model": {
+        "zh": "Qwen2.5 3B 和 Qwen2.5-VL 7B（OmniGen 2、Qwen-Image、HunyuanVideo 1.5），包括视觉部分：FP16 乘法，围绕 FP32 数据流，"
+        "语言模型中用 FP32 注意力",
+        "ja": "Qwen2.5 3B と Qwen2.5-VL 7B（OmniGen 2、Qwen-Image、HunyuanVideo 1.5）、視覚部分も：FP32 の流れの周りに FP16 の積、"
+        "言語モデルでは FP32 のアテンション",
     },
-    "Gemma 3 4B and 12B (LTX-2, NewBie): FP16 products around an FP32 stream, without the padding before a prompt; writes": {
-        "zh": "Gemma 3 4B 和 12B（LTX-2、NewBie）：FP16 乘法，围绕 FP32 数据流，不含提示词之前的填充；能写作",
-        "ja": "Gemma 3 4B と 12B（LTX-2、NewBie）：FP32 の流れの周りに FP16 の積、プロンプトの前の詰め物なし。文章も書く",
+    "Gemma 3 4B and 12B (LTX-2, NewBie), its vision tower too: FP16 products around an FP32 stream, without LTX-2's padding; "
+    "writes": {
+        "zh": "Gemma 3 4B 和 12B（LTX-2、NewBie），包括视觉部分：FP16 乘法，围绕 FP32 数据流，不含 LTX-2 的填充；能写作",
+        "ja": "Gemma 3 4B と 12B（LTX-2、NewBie）、視覚部分も：FP32 の流れの周りに FP16 の積、LTX-2 の詰め物なし。文章も書く",
     },
     "Gemma 2 2B (Lumina Image 2, PixelDiT): FP16 products around an FP32 stream, FP32 attention; writes": {
         "zh": "Gemma 2 2B（Lumina Image 2、PixelDiT）：FP16 乘法，围绕 FP32 数据流，FP32 注意力；能写作",
@@ -56,7 +58,7 @@ COVERS: dict[str, dict[str, str]] = {
         "ja": "Llama 3.1 8B（HiDream、HunyuanVideo）、Mistral Small 3 24B（Flux.2 dev）、Ministral 3 3B（ERNIE-Image）："
         "FP32 の流れの周りに FP16 の積、FP32 のアテンション。Ministral は文章も書く",
     },
-    "Qwen3-VL 2B to 32B (Krea 2, MiniMax H3): its vision part and its language model, FP16 products around FP32 streams; "
+    "Qwen3-VL 2B to 32B (Krea 2, MiniMax H3): its vision tower and its language model, FP16 products around FP32 streams; "
     "writes": {
         "zh": "Qwen3-VL 2B 到 32B（Krea 2、MiniMax H3）：它的视觉部分和语言模型，FP16 乘法，围绕 FP32 数据流；能写作",
         "ja": "Qwen3-VL 2B から 32B（Krea 2、MiniMax H3）：その視覚部分と言語モデル、FP32 の流れの周りに FP16 の積。文章も書く",

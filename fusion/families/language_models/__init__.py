@@ -1,4 +1,5 @@
-"""Language models that read prompts, without eyes of Qwen3-VL's kind: a table of their families.
+"""Language models that read prompts: a table of their families. Qwen3-VL has a folder of its own,
+because its files tell sizes that stock has no class for.
 
 A row is a name, what it covers, which file is its, and a small network of stock's. What computes
 them is in `fusion/text/`.
@@ -58,13 +59,15 @@ QWEN3 = language_model(
 )
 QWEN25 = language_model(
     "Qwen2.5",
-    "Qwen2.5 3B and Qwen2.5-VL 7B (OmniGen 2, Qwen-Image, HunyuanVideo 1.5): FP16 products around an FP32 stream, FP32 attention",
+    "Qwen2.5 3B and Qwen2.5-VL 7B (OmniGen 2, Qwen-Image, HunyuanVideo 1.5), its vision tower too: FP16 products around an FP32 "
+    "stream, FP32 attention in the language model",
     _is(Marks(has=BIASES, lacks=(*NORMS_OF_HEADS, *FOUR_NORMS, *OF_OTHERS))),
     specimens=_of("Qwen2.5"),
 )
 GEMMA3 = language_model(
     "Gemma 3",
-    "Gemma 3 4B and 12B (LTX-2, NewBie): FP16 products around an FP32 stream, without the padding before a prompt; writes",
+    "Gemma 3 4B and 12B (LTX-2, NewBie), its vision tower too: FP16 products around an FP32 stream, without LTX-2's padding; "
+    "writes",
     _is(Marks(has=(*NORMS_OF_HEADS, *FOUR_NORMS), lacks=(*BIASES, *OF_OTHERS))),
     specimens=_of("Gemma 3"),
 )

@@ -5,7 +5,7 @@ Layers with a window see four tokens, so that the window shows in short prompts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from ...text.specimens import (
     written,
 )
 from ...text.stack import fuse
+from ...text.vision.specimens import of_qwen2_vl, of_siglip
 
 PROMPTS = [[8, 11, 12, 9, 3, 15, 9, 3], [8, 4, 4, *[PAD] * 5]]
 PADDED_BEFORE = [PROMPTS[0], [*[PAD] * 3, 8, 4, 4, 9, 6]]
@@ -59,9 +60,14 @@ MODELS: dict[str, tuple[Model, ...]] = {
 }
 
 
+# Vision towers of some, by the names of the families.
+TOWERS: dict[str, Callable[[], Specimen]] = {"Qwen2.5": of_qwen2_vl, "Gemma 3": of_siglip}
+
+
 def of(family: str) -> Sequence[Specimen]:
     """The specimens of a family by its name."""
-    return [
+    towers = [TOWERS[family]()] if family in TOWERS else []
+    return towers + [
         Specimen(
             f"{model.name} encoder",
             partial(_built, model),

@@ -10,7 +10,6 @@ from ...text.family import language_model
 from .layout import is_qwen3_vl
 
 if TYPE_CHECKING:
-    from ....kernels_cuda import KernelPolicy
     from ....memory import WeightFile
     from ...base.specimen import Specimen
 
@@ -35,12 +34,6 @@ def _kind(header: WeightFile) -> str | None:
     return "QWEN_IMAGE" if options(header) else None
 
 
-def _fuse_vision(model: Any, policy: KernelPolicy) -> int:
-    from ...text.vision.towers import fuse  # noqa: PLC0415
-
-    return fuse(model, policy)
-
-
 def _specimens() -> Iterable[Specimen]:
     from .specimens import specimens  # noqa: PLC0415
 
@@ -49,10 +42,9 @@ def _specimens() -> Iterable[Specimen]:
 
 QWEN3_VL = language_model(
     "Qwen3-VL",
-    "Qwen3-VL 2B to 32B (Krea 2, MiniMax H3): its vision part and its language model, FP16 products around FP32 streams; writes",
+    "Qwen3-VL 2B to 32B (Krea 2, MiniMax H3): its vision tower and its language model, FP16 products around FP32 streams; writes",
     is_qwen3_vl,
     expects=_expects,
-    fuse_vision=_fuse_vision,
     options=_options,
     kind=_kind,
     specimens=_specimens,

@@ -7,7 +7,6 @@ compared within its language model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -37,11 +36,6 @@ class SmallQwen2VL(llama.Qwen25_7BVLI):
         nn.Module.__init__(self)
         placed = {"device": draw.device, "dtype": draw.dtype, "ops": draw.operations}
         self.visual = qwen_vl.Qwen2VLVisionTransformer(WIDTH, 64, 84, HEADS, LAYERS, **placed)
-
-
-def specimens() -> Sequence[Specimen]:
-    """Those of all towers that no family's specimens have."""
-    return of_qwen2_vl(), of_siglip()
 
 
 def of_qwen2_vl() -> Specimen:

@@ -36,14 +36,12 @@ from fusestream.fusion.compatibility import verdicts
 from fusestream.fusion.compatibility.signatures import same_parameters
 from fusestream.fusion.compatibility.trial import difference
 from fusestream.fusion.families import FAMILIES
-from fusestream.fusion.text.vision.specimens import specimens as of_towers
 
 pytestmark = pytest.mark.usefixtures("one_thread", "as_comfyui_runs")
 
 CPU = torch.device("cpu")
 FAMILY_OF = {specimen.name: family for family in FAMILIES if family.specimens for specimen in family.specimens()}
 SPECIMENS = {specimen.name: specimen for family in FAMILIES if family.specimens for specimen in family.specimens()}
-SPECIMENS |= {specimen.name: specimen for specimen in of_towers()}
 
 
 class Change(NamedTuple):
