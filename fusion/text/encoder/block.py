@@ -131,12 +131,14 @@ def attend(block: Block, x: Tensor, call: Call, bias: Tensor | None = None) -> N
     q, k, v = heads_of(block, x, call)
     lengths, scale = call.lengths, block.scale
     options: Any = {"scale": scale, "causal": call.causal, "key_lengths": lengths, "distance_bias": bias}
+    found = []
     for some, size in call.runs(x.shape[1]):
         one, two, three = (t[:, some].view(-1, size, *t.shape[2:]) for t in (q, k, v))
         seen = attention(one, two, three, call.mask, **options, policy=call.wide.ops)
-        seen = seen[..., : block.head].reshape(x.shape[0], -1, block.heads * block.head)
-        for rows, values in zip(call.chunks(x[:, some]), call.chunks(seen), strict=True):
-            call.wide.add(rows, [values], block.out)
+        found.append(seen[..., : block.head].reshape(x.shape[0], -1, block.heads * block.head))
+    whole = found[0] if len(found) == 1 else torch.cat(found, 1)
+    for rows, values in zip(call.chunks(x), call.chunks(whole), strict=True):
+        call.wide.add(rows, [values], block.out)
 
 
 def heads_of(block: Block, x: Tensor, call: Call) -> Sequence[Tensor]:
