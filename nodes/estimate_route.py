@@ -20,10 +20,10 @@ from ..fusion.base.vram_budget import AUTO
 from . import declare, files
 from .graph import queued
 from .graph.links import Graph, is_link
-from .graph.model_files import model_files
 from .graph.samplings import Sampling, Unknown, number, samplings
 from .kernels import ModelKernels
 from .loaders import CheckpointLoader, DiffusionModelLoader, Loader
+from .model_files import model_files
 from .page import user_files
 from .page.front_end import answered, is_busy, running_server
 from .sparse import SparseAttentionNode

@@ -15,7 +15,7 @@ from comfy_api.latest import io, ui
 
 from . import declare
 from .declare import About, Node, linked, widget
-from .graph.model_files import model_files
+from .model_files import model_files
 from .page import kept_reports
 
 if TYPE_CHECKING:

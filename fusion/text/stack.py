@@ -15,7 +15,7 @@ Ovis). For padding before the prompt stock averages over masked tokens; such cal
 stock, where the output counts.
 
 Pictures. A prompt with pictures has positions in three dimensions, which share the pairs of a head
-as stock's table has it, and the first layers add to the stream what the eyes saw early
+as stock's table has it, and the first layers add to the stream what the vision tower saw early
 (`Pictures`).
 
 `writing.py` writes text with the same layers.

@@ -19,9 +19,9 @@ pytestmark = pytest.mark.skipif(not os.environ.get("COMFYUI_PATH"), reason="COMF
 
 WORDS, LAYERS = 4096, 4
 SIZES = {
-    "4B": {"width": 2560, "ffn": 9728, "heads": 32, "key_heads": 8, "eyes": 1024, "eyes_ffn": 4096},
-    "8B": {"width": 4096, "ffn": 12288, "heads": 32, "key_heads": 8, "eyes": 1152, "eyes_ffn": 4304},
-    "2B": {"width": 2048, "ffn": 6144, "heads": 16, "key_heads": 8, "eyes": 1024, "eyes_ffn": 4096},
+    "4B": {"width": 2560, "ffn": 9728, "heads": 32, "key_heads": 8, "vision": 1024, "vision_ffn": 4096},
+    "8B": {"width": 4096, "ffn": 12288, "heads": 32, "key_heads": 8, "vision": 1152, "vision_ffn": 4304},
+    "2B": {"width": 2048, "ffn": 6144, "heads": 16, "key_heads": 8, "vision": 1024, "vision_ffn": 4096},
 }
 
 

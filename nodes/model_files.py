@@ -12,7 +12,7 @@ from typing import Any
 
 import folder_paths
 
-from ..files import GGUF_FOLDERS, where
+from .files import GGUF_FOLDERS, where
 
 SUFFIXES = (".safetensors", ".gguf", ".sft", ".ckpt", ".pt", ".pth", ".bin")
 # Folders of ComfyUI's whose files are small, or no models.
