@@ -18,6 +18,7 @@ from .file import BadFile, Extent, WeightFile
 from .formats import read_header
 from .host.kept_pages import KeptPages
 from .host.ram import RamBudget
+from .joined import JoinedCheckpoint
 from .layer import Layer, Weight, staging_bytes
 from .ledger import Ledger
 from .open_file import FileChanged
@@ -42,6 +43,7 @@ __all__ = [
     "Extent",
     "FileChanged",
     "HostBackend",
+    "JoinedCheckpoint",
     "KeptPages",
     "Layer",
     "Ledger",

@@ -42,25 +42,29 @@ class Checkpoint:
     """Open weight files. `Checkpoint.open(paths)` makes one; all methods may be called from any
     thread."""
 
-    def __init__(self, files: Iterable[OpenFile]) -> None:
+    def __init__(self, files: Iterable[OpenFile], part: int = 0) -> None:
+        """part: of its extents."""
+        self.part = part
         self._open = tuple(files)
         self._home: dict[str, tuple[Extent, OpenFile]] = {}
-        for file in self._open:
-            for name, extent in file.header.extents.items():
+        self.files: tuple[WeightFile, ...] = tuple(_numbered(file.header, part) for file in self._open)
+        for file, header in zip(self._open, self.files, strict=True):
+            for name, extent in header.extents.items():
                 if name in self._home:
                     raise BadFile(_clash(name, self._home[name][1].path, file.path))
                 self._home[name] = (extent, file)
-        self.files: tuple[WeightFile, ...] = tuple(file.header for file in self._open)
         self.extents: Mapping[str, Extent] = MappingProxyType({name: home[0] for name, home in self._home.items()})
         self._kept: dict[Extent, int] = {}  # checksums of what stays in memory
 
     @classmethod
-    def open(cls, paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Checkpoint:
+    def open(cls, paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], part: int = 0) -> Checkpoint:
         """Open and check the files at `paths`. On any fault raises `BadFile` and leaves nothing
         open.
 
         One path of a model in several GGUF files opens all of them; the first file's header is then
         that of the whole model.
+
+        part: of its extents, for one of several checkpoints that are one source
         """
         several = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
         if not several:
@@ -76,19 +80,24 @@ class Checkpoint:
                     if path != given.path:
                         files.insert(i, OpenFile(path))
                 if len(files) > 1:
-                    return cls._of_parts(files)
-            return cls(files)
+                    return cls._of_parts(files, part)
+            return cls(files, part)
         except BaseException:
             for file in files:
                 file.close()
             raise
 
     @classmethod
-    def _of_parts(cls, files: Sequence[OpenFile]) -> Checkpoint:
+    def _of_parts(cls, files: Sequence[OpenFile], part: int) -> Checkpoint:
         gguf_split.check_together([file.header for file in files])
-        made = cls(files)
+        made = cls(files, part)
         made.files = (dataclasses.replace(made.files[0], extents=made.extents), *made.files[1:])
         return made
+
+    @property
+    def label(self) -> str:
+        """Its name in messages: its first file's path."""
+        return str(self.files[0].path)
 
     @property
     def nbytes(self) -> int:
@@ -212,6 +221,14 @@ class Checkpoint:
         if home is None or (home[0] is not extent and not home[0].holds(extent)):
             raise ValueError(f"tensor {extent.name!r} is not of this checkpoint")
         return home[1]
+
+
+def _numbered(header: WeightFile, part: int) -> WeightFile:
+    """The header with this part in its extents."""
+    if not part:
+        return header
+    extents = {name: dataclasses.replace(extent, part=part) for name, extent in header.extents.items()}
+    return dataclasses.replace(header, extents=MappingProxyType(extents))
 
 
 def _clash(name: str, first: Path, second: Path) -> str:

@@ -32,13 +32,18 @@ class BadFile(ValueError):
 
 @dataclass(frozen=True)
 class Extent:
-    """One tensor's place: its bytes are `[begin, end)` of the whole file."""
+    """One tensor's place: its bytes are `[begin, end)` of the whole file.
+
+    dtype  name of its encoding
+    part   number of its checkpoint among several that are one source (`joined.py`)
+    """
 
     name: str
-    dtype: str  # the name of its encoding
+    dtype: str
     shape: tuple[int, ...]
     begin: int
     end: int
+    part: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -61,14 +66,14 @@ class Extent:
             )
         size = self.nbytes // self.shape[0] if self.shape[0] else 0
         at = self.begin + first * size
-        return Extent(self.name, self.dtype, (last - first, *self.shape[1:]), at, at + (last - first) * size)
+        return Extent(self.name, self.dtype, (last - first, *self.shape[1:]), at, at + (last - first) * size, self.part)
 
     def holds(self, other: Extent) -> bool:
         """Whether `other` is this extent, or some rows of it."""
         if self == other:
             return True
-        is_alike = (self.name, self.dtype, self.shape[1:]) == (other.name, other.dtype, other.shape[1:])
-        return is_alike and self.begin <= other.begin <= other.end <= self.end
+        mine, theirs = ((one.part, one.name, one.dtype, one.shape[1:]) for one in (self, other))
+        return mine == theirs and self.begin <= other.begin <= other.end <= self.end
 
 
 @dataclass(frozen=True)
