@@ -129,6 +129,8 @@ def _catalogue() -> dict[str, Kind]:
     minimax_text = partial(encoder, "minimax_h3_te", text.minimax_h3_te, text.MINIMAX_H3_TE)
     kinds["minimax_h3_te"] = minimax_text(TEXT_STORAGES, narrow=True)
     kinds["clip_l"] = encoder("clip_l", text.clip, text.CLIP_WIDTH)
+    clip_g = partial(text.clip, ffn=text.CLIP_G_FFN, layers=text.CLIP_G_LAYERS)
+    kinds["clip_g"] = encoder("clip_g", clip_g, text.CLIP_WIDTH)
     kinds["t5xxl"] = encoder("t5xxl", text.t5xxl, text.T5XXL, T5_STORAGES)
     # The second file of two.
     kinds["byt5"] = encoder("byt5", text.t5xxl, text.BYT5, PLAIN)

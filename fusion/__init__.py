@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .base.errors import WrongFile
     from .base.policy import all_off
     from .identify.checkpoint_info import inspect_file
+    from .identify.encoder_sets import inspect_text_encoders
     from .load.checkpoint import beside_the_model, load_checkpoint
     from .load.diffusion import load_diffusion_model
     from .load.text import load_text_encoder
@@ -27,6 +28,7 @@ __all__ = [
     "all_off",
     "beside_the_model",
     "inspect_file",
+    "inspect_text_encoders",
     "load_checkpoint",
     "load_diffusion_model",
     "load_text_encoder",
@@ -42,6 +44,7 @@ HOMES = {
     "all_off": ".base.policy",
     "beside_the_model": ".load.checkpoint",
     "inspect_file": ".identify.checkpoint_info",
+    "inspect_text_encoders": ".identify.encoder_sets",
     "load_checkpoint": ".load.checkpoint",
     "load_diffusion_model": ".load.diffusion",
     "load_text_encoder": ".load.text",

@@ -32,9 +32,9 @@ def is_ours_alone(path: str | PathLike[str]) -> bool:
     return Path(path).suffix.lower() in OURS_ALONE
 
 
-def without_streaming(path: str | PathLike[str]) -> str:
-    """The remedy for a model that cannot stream, in a sentence."""
-    return OTHER_FILE if is_ours_alone(path) else AS_STOCK
+def without_streaming(*paths: str | PathLike[str]) -> str:
+    """The remedy for a model that cannot stream, in a sentence. paths: its files."""
+    return OTHER_FILE if any(map(is_ours_alone, paths)) else AS_STOCK
 
 
 def instead_of_streaming(path: str | PathLike[str]) -> str:

@@ -209,6 +209,26 @@ def _unreadable(path: Path | str) -> WrongFile:
 
 
 @contextmanager
+def naming_each(headers: Sequence[WeightFile]) -> Iterator[None]:
+    """`naming` for files that make one model: a tensor of a wrong shape is said of the file that it
+    is in, anything else of all of them."""
+    with naming(" and ".join(str(header.path) for header in headers)):
+        try:
+            yield
+        except RuntimeError as error:
+            misfits = [(found[1], found[2], found[3]) for found in MISFIT.finditer(str(error))]
+            for header in headers:
+                if misfits and all(_has(header, name, shape) for name, shape, _ in misfits):
+                    refuse_misfits(header.path, misfits)
+            raise
+
+
+def _has(header: WeightFile, name: str, shape: str) -> bool:
+    """Whether a file has a tensor of this name and shape, in torch's words."""
+    return name in header.extents and str(list(header.extents[name].shape)) == shape
+
+
+@contextmanager
 def naming(path: Path | str) -> Iterator[None]:
     """Turn the errors of stock's functions on a file's tensors into a `WrongFile` that names the
     file."""

@@ -81,13 +81,18 @@ class CheckpointInfo:
     def path(self) -> str:
         return str(self.header.path)
 
+    @property
+    def opened(self) -> Checkpoint:
+        """The open file."""
+        assert self.source is not None, "stock has read it"
+        return self.source
+
     @cached_property
     def tensors(self) -> Mapping[str, torch.Tensor]:
         """The tensors by name, as stock's detection asks for them: unread stand-ins."""
         if self.read is not None:
             return self.read
-        assert self.source is not None
-        return tensors_of(self.source, text=False)
+        return tensors_of(self.opened, text=False)
 
     @cached_property
     def stocks_kind(self) -> tuple[str, Mapping[str, Any]] | None:

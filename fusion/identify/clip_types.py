@@ -39,21 +39,32 @@ SEVERAL: Mapping[Any, Mapping[str, str]] = {
 def kind_of(info: CheckpointInfo, wanted: str) -> Any:
     """Stock's CLIPType for a file. wanted: the type that the user chose, in lower case, or
     `AUTO`."""
-    path, family = info.path, info.family
-    with naming(path):
-        model = comfy.sd.detect_te_model(info.tensors)
-    if model is None:
-        raise WrongFile(f"{path} is no text encoder that ComfyUI knows: it lacks the names of all of them.")
+    path, family, model = info.path, info.family, encoder_of(info)
     if wanted != AUTO:
         found = getattr(Kind, wanted.upper(), None)
         if found is None:
-            raise WrongFile(f"{path}: ComfyUI has no text encoder type {wanted!r}.")
+            raise WrongFile(f"{path}: ComfyUI has no text encoder type {wanted!r} for a single file.")
         return found
     told = family.kind(info.header) if family is not None and family.kind is not None else None
     if told is not None:
         return getattr(Kind, told)
     several = SEVERAL.get(model)
     if several is not None:
-        choices = ", ".join(f"{kind} for {use}" for kind, use in several.items())
-        raise WrongFile(f"{path} serves several models, and the file does not tell which: choose a type ({choices}).")
+        raise WrongFile(
+            f"{path} serves several models, and the file does not tell which: choose a type ({choices_of(several)})."
+        )
     return Kind.STABLE_DIFFUSION
+
+
+def encoder_of(info: CheckpointInfo) -> Any:
+    """Stock's TEModel of a file. Raises `WrongFile` if it is no text encoder."""
+    with naming(info.path):
+        model = comfy.sd.detect_te_model(info.tensors)
+    if model is None:
+        raise WrongFile(f"{info.path} is no text encoder that ComfyUI knows: it lacks the names of all of them.")
+    return model
+
+
+def choices_of(types: Mapping[str, str]) -> str:
+    """Types, each with the model that it is for, in words."""
+    return ", ".join(f"{kind} for {use}" for kind, use in types.items())

@@ -7,6 +7,7 @@ text.py          text encoders
 vae.py           a VAE
 checkpoint.py    all three out of one file
 build.py         a network without its weights
+encoders.py      text encoders without their weights
 filling.py       the file's tensors in a network
 missing.py       whether every weight came
 other_policy.py  the same model under another kernel policy

@@ -13,9 +13,8 @@ import contextlib
 import dataclasses
 import logging
 import threading
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import comfy.model_detection
@@ -29,18 +28,13 @@ from ...memory import Checkpoint, Layer
 from ..base.errors import NotStreamable
 from ..base.family import Family
 from ..base.file_formats import without_streaming
-from ..base.subclassing import mix
-from ..files.checkpoint_parts import NETWORK, CheckpointParts, Tensors
+from ..files.checkpoint_parts import Tensors
 from ..files.completeness import naming, say_leftovers
-from ..files.llama_cpp import has_no_vision
-from ..stream import no_head, no_vision
 from ..stream.blocks import Block, blocks_of, found_in
-from ..stream.embedding import FileEmbedding
-from ..weights.meta_tensor import META, StandIn, tensors_of
+from ..weights.meta_tensor import META, tensors_of
 from ..weights.paged import Paged
-from ..weights.storage import storage_of, stored
 from . import filling
-from .missing import names_of, require_streamable
+from .missing import Missing, names_of, require_streamable
 from .request import LoadRequest
 
 # Bytes of a new module's parameter up to which it keeps its values, because some are never in the
@@ -84,12 +78,12 @@ def diffusion_model(
     preferred  types in which it should compute, if stock allows one of them; None: as stock chooses
     """
     path = source.files[0].path
-    with _naming(source):
+    with naming_files(source):
         with naming(path):
             every = tensors_of(source)
             tensors, metadata = _plain(every, dict(source.files[0].metadata))
             config, tensors, stocks_type = _configured(tensors, metadata, request, preferred)
-            with _dropping_bytes():
+            with dropping_bytes():
                 # In a whole checkpoint, tensors outside of the model tell how it predicts.
                 model = config.get_model({**every, **tensors} if request.is_checkpoint else tensors, "")
             model.device = comfy.model_management.unet_offload_device()
@@ -108,7 +102,8 @@ def diffusion_model(
             filling.cast_blocks(named, types)
         filling.keep_packed(named)
         blocks = blocks_of("diffusion_model.", named)
-        blocks, layers, _ = _filled(net, blocks, missing, source, is_known=family is not None)
+        lacking = [Missing(path, missing, family is not None)]
+        blocks, layers, _ = filled(net, blocks, lacking, source)
         for part in model.children():
             if part is not net:  # as a projection of the prompt
                 filling.read_rest(part, ())
@@ -171,165 +166,24 @@ def _computing(held: torch.dtype, computed: torch.dtype | None) -> torch.dtype:
     return held if computed is None else computed
 
 
-# --------------------------------------------------------------------------------------------------------- text encoder
+# --------------------------------------------------------------------------------------------------- any network
 
 
-def text_encoder(
-    source: Checkpoint,
-    request: LoadRequest,
-    kind: Any,
-    options: Mapping[str, Any],
-    borrowed: Mapping[str, torch.Tensor],
-    *,
-    is_known: bool,
-) -> tuple[Any, Skeleton]:
-    """The text encoder in `source` as a stock CLIP, as `comfy.sd.load_clip` would make it, and its
-    parts.
-
-    kind      stock's CLIPType
-    options   stock's model_options
-    borrowed  tensors that the file lacks, from another one
-    is_known  whether a sound file has every weight of such a model
-    """
-    path = source.files[0].path
-    quietly = no_vision.unheard() if has_no_vision(source.files[0]) else contextlib.nullcontext()
-    with _naming(source):
-        with naming(path):
-            tensors = {**tensors_of(source), **borrowed}
-            metadata = dict(source.files[0].metadata)
-            tensors = comfy.utils.convert_old_quants(tensors, model_prefix="", metadata=metadata)[0]
-        was_asked = filling.is_wide(tensors)
-        given = [tensors]  # stock renames the tensors in this list
-        with naming(path), _dropping_bytes(), quietly:
-            clip: Any = comfy.sd.load_text_encoder_state_dicts(
-                given, request.embedding_folders, kind, model_options={**options, **_where()}, disable_dynamic=True
-            )
-        loads = partial(clip.cond_stage_model.load_sd, given[0])
-        return clip, _text_parts(source, clip.cond_stage_model, loads, was_asked=was_asked, is_known=is_known)
-
-
-def text_of_checkpoint(
-    source: Checkpoint, request: LoadRequest, parts: CheckpointParts, *, is_known: bool
-) -> tuple[Any, Skeleton]:
-    """The text encoders of a whole checkpoint as a stock CLIP, and their parts. parts: of
-    `source`."""
-    tensors, options = parts.text, {**request.options, **_where()}
-    with _naming(source):
-        was_asked = filling.is_wide(tensors)
-        with naming(source.files[0].path), _dropping_bytes():
-            clip = parts.clip(dict(tensors), request.embedding_folders, options, disable_dynamic=True)
-        model = clip.cond_stage_model
-        loads = partial(model.load_state_dict, tensors, strict=False, assign=True)
-        return clip, _text_parts(source, model, loads, was_asked=was_asked, is_known=is_known)
-
-
-def _where() -> Mapping[str, torch.device]:
-    """Stock's options for a text encoder that will stream."""
-    return {
-        "load_device": comfy.model_management.get_torch_device(),  # whose VRAM the budget counts
-        # The CPU, in a spelling that stock does not take for the load device: it loads a text
-        # encoder at once that is made on its load device.
-        "initial_device": torch.device("cpu", 0),
-    }
-
-
-def _text_parts(
-    source: Checkpoint, model: Any, loads: Callable[[], Any], *, was_asked: bool, is_known: bool
-) -> Skeleton:
-    """Divide a text encoder that stock has made into blocks. loads: gives it the file's tensors,
-    and returns the missing and unexpected names as torch does."""
-    path = source.files[0].path
-    types = filling.types_of(model)
-    for module in model.modules():
-        module.can_assign_sd = True  # lets stock's encoders keep the tensors that they are given
-    with naming(path):
-        missing, unexpected = loads()
-    if has_no_vision(source.files[0]):
-        no_vision.take_out(model, path)
-    no_head.take_out(model, missing, path)
-    if unexpected:
-        logging.debug("clip unexpected: %s", unexpected)  # stock's words
-    if is_known:
-        inner = (name.rpartition(NETWORK)[2] for name in unexpected)  # a checkpoint has whole names
-        say_leftovers(path, inner, (name.partition(NETWORK)[2] for name in names_of(model)))
-    filling.cast(model, types, exactly=False)
-    named = found_in(model)
-    if was_asked:
-        filling.cast_blocks(named, types)
-    root = _root_of([name for name, _ in named])
-    heads = list(_heads(model))
-    named += [(name, head) for name, head, _ in heads]
-    tables = [head for _, head, _ in heads]
-    filling.keep_packed(named, tables)
-    if any(extent.is_packed for extent in source.extents.values()):
-        filling.keep_narrow(named, tables)
-    blocks = blocks_of(root, [(name.removeprefix(root), module) for name, module in named])
-    blocks, layers, left = _filled(model, blocks, missing, source, is_known=is_known, tables=_tables(model, source))
-    first = len(blocks) - len(heads)
-    return Skeleton(model, blocks, layers, left, tuple((net, first + i) for i, (*_, net) in enumerate(heads)))
-
-
-def _root_of(names: Sequence[str]) -> str:
-    """The prefix of the names of all blocks of a text encoder model, up to its only network; empty
-    if it has several."""
-    roots = {name.partition(NETWORK)[0] + NETWORK for name in names if NETWORK in name}
-    return roots.pop() if len(roots) == 1 and all(NETWORK in name for name in names) else ""
-
-
-def _heads(model: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Module]]:
-    """The output matrices of language models with their networks: `lm_head`, or else the token
-    embedding."""
-    names = {id(module): name for name, module in model.named_modules()}
-    for network in model.modules():
-        if hasattr(network, "logits"):
-            inner: Any = getattr(network, "model", None)
-            head = getattr(inner, "lm_head", None) or getattr(inner, "embed_tokens", None)
-            if head is not None and isinstance(getattr(head, "weight", None), StandIn):
-                yield names[id(head)], head, network
-
-
-def _tables(model: nn.Module, source: Checkpoint) -> Iterator[Paged]:
-    """The token embeddings, whose rows are read from the file on demand."""
-    names = {id(module): name for name, module in model.named_modules()}
-    seen = set()
-    for owner in model.modules():
-        ask = getattr(owner, "get_input_embeddings", None)
-        table: Any = None if ask is None else ask()
-        if table is None or id(table) in seen:
-            continue
-        seen.add(id(table))
-        weight = table.weight
-        data: Any = stored(weight)
-        if not storage_of(weight).has_rows:
-            raise NotStreamable(
-                f"{source.files[0].path}: its token embedding is quantised, of which no rows can be read. "
-                + without_streaming(source.files[0].path)
-            )
-        if isinstance(data, StandIn) and data.extent is not None:
-            mix(table, FileEmbedding, fusestream_source=source, fusestream_extent=data.extent)
-            name = names[id(table)]
-            yield Paged(f"{name}.weight", f"{name}.weight", table, "weight", table.weight)
-
-
-# ----------------------------------------------------------------------------------------------------------------- both
-
-
-def _filled(
+def filled(
     net: nn.Module,
     blocks: Sequence[Block],
-    missing: Iterable[str],
+    missing: Sequence[Missing],
     source: Checkpoint,
     *,
-    is_known: bool,
     tables: Iterable[Paged] = (),
 ) -> tuple[tuple[Block, ...], tuple[Layer, ...], tuple[Paged, ...]]:
     """Check that a network can stream, and read the tensors that do not. Returns its blocks, its
     layers, and the tables.
 
-    missing, is_known  as in `require_streamable`
-    tables             stay in the file beside the blocks
+    missing  of each file
+    tables   stay in the file beside the blocks
     """
-    require_streamable(net, blocks, missing, source, is_known=is_known)
+    require_streamable(net, blocks, missing, source)
     layers = tuple(block.layer() for block in blocks)
     looked_up = list(tables)  # one of them may also be a head, and is emptied with the blocks
     blocks = tuple(dataclasses.replace(block, paged=filling.emptied(block.paged)) for block in blocks)
@@ -340,19 +194,19 @@ def _filled(
 
 
 @contextlib.contextmanager
-def _naming(source: Checkpoint) -> Iterator[None]:
-    """Add the file's name to a `NotStreamable` about its tensors."""
-    path = str(source.files[0].path)
+def naming_files(source: Checkpoint) -> Iterator[None]:
+    """Add the files' names to a `NotStreamable` about their tensors."""
+    paths = [file.path for file in source.files]
     try:
         yield
     except NotStreamable as error:
-        if path in str(error):
+        if any(str(path) in str(error) for path in paths):
             raise
-        raise NotStreamable(f"{path}: {error}. {without_streaming(path)}") from error
+        raise NotStreamable(f"{source.label}: {error}. {without_streaming(*paths)}") from error
 
 
 @contextlib.contextmanager
-def _dropping_bytes() -> Iterator[None]:
+def dropping_bytes() -> Iterator[None]:
     """Give large parameters of networks that this thread makes meanwhile no bytes. Small parameters
     stay as stock makes them, and those of modules that a model makes beside its finished network,
     because stock fills these at once."""

@@ -28,8 +28,9 @@ from ..files.checkpoint_parts import CheckpointParts
 from ..files.completeness import naming
 from ..identify.checkpoint_info import CheckpointInfo, header_of
 from ..weights.meta_tensor import real
-from . import build, diffusion, vae
+from . import diffusion, encoders, vae
 from .common import open_to_stream, streamed_or_stock
+from .missing import require_whole
 from .request import LoadRequest, keep
 from .text import fuse, streaming_clip
 
@@ -106,8 +107,8 @@ def _streamed_clip(request: LoadRequest) -> Any:
             return None
         families = _families(parts)
         try:
-            clip, skeleton = build.text_of_checkpoint(source, request, parts, is_known=bool(families))
-            streaming_clip(source, clip, skeleton, families, request)
+            clip, skeleton = encoders.text_of_checkpoint(source, request, parts, is_known=bool(families))
+            streaming_clip(source, clip, skeleton, {0: families}, request)
             opened.pop_all()  # the stream closes the file from now on
         except NotStreamable as reason:
             LEDGER.say_once(f"{reason} Its text encoder is loaded as stock does now.", logging.INFO)
@@ -134,7 +135,8 @@ def _clip_in_memory(request: LoadRequest, parts: CheckpointParts) -> Any:
         own = real(parts.text)
         names, families = tuple(own), _families(parts)
         clip = parts.clip(own, request.embedding_folders, request.options, disable_dynamic=request.disable_dynamic)
-    fuse(clip, request, families, names if families else None)
+    require_whole(request.path, names if families else None, clip.cond_stage_model)
+    fuse(clip, request, families)
     return clip
 
 

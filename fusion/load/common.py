@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +17,7 @@ from ..base.family import Family
 from ..compatibility import streaming
 from ..compatibility.aside import step_aside
 from ..fused import input_activation
-from ..identify.checkpoint_info import CheckpointInfo, look_at
+from ..identify.checkpoint_info import CheckpointInfo
 from ..patcher import saving
 from ..patcher.streaming_patcher import attach
 from ..stream.block_stream import BlockStream
@@ -33,7 +33,9 @@ def prepare(request: LoadRequest) -> None:
 def streamed_or_stock(request: LoadRequest, stream: Load, stock: Load) -> Any:
     """The model, streamed within the budget; or stock's, if the budget is 0, or if it is automatic
     and the model cannot stream."""
-    path, budget = request.path, request.vram_budget
+    budget = request.vram_budget
+    # The file that decides is one that ComfyUI cannot read.
+    path = next(filter(file_formats.is_ours_alone, request.paths), request.path)
     if budget == 0 or other_cards.must_fall_back(request.device, budget, path):
         return stock(request)
     try:
@@ -46,9 +48,9 @@ def streamed_or_stock(request: LoadRequest, stream: Load, stock: Load) -> Any:
     return stock(request)
 
 
-def open_to_stream(path: str, kind: type[Checkpoint] = Checkpoint) -> Checkpoint:
+def open_to_stream(path: str, kind: type[Checkpoint] = Checkpoint, part: int = 0) -> Checkpoint:
     """The open file. Raises `NotStreamable` if files of its format, or any files, cannot be
-    streamed."""
+    streamed. part: its number among several that are one source."""
     if not file_formats.has_header(path):
         raise NotStreamable(
             f"{path}: only .safetensors and .gguf files can be streamed. {file_formats.without_streaming(path)}"
@@ -56,23 +58,24 @@ def open_to_stream(path: str, kind: type[Checkpoint] = Checkpoint) -> Checkpoint
     if (changed := streaming.obstacle()) is not None:
         said = step_aside("Streaming", changed, "Models load as ComfyUI loads them").words
         raise NotStreamable(f"{path}: {said} {file_formats.without_streaming(path)}")
-    return kind.open(path)
+    return kind.open(path, part)
 
 
 @contextmanager
-def looked_at(request: LoadRequest) -> Iterator[CheckpointInfo | None]:
+def looked_at(path: str, look: Callable[[Checkpoint], CheckpointInfo]) -> Iterator[CheckpointInfo | None]:
     """The contents of a file that stock will load, while it is open; None: it has no header.
 
-    Raises `WrongFile` if stock does not read files of this format, and as `look_at` does.
+    look: `look_at` or the like. Raises `WrongFile` if stock does not read files of this format, and
+    as `look` does.
     """
-    reason = file_formats.refusal(request.path, vram_budget=0)
+    reason = file_formats.refusal(path, vram_budget=0)
     if reason is not None:
-        raise WrongFile(f"{request.path} {reason}")
-    if not file_formats.has_header(request.path):
+        raise WrongFile(f"{path} {reason}")
+    if not file_formats.has_header(path):
         yield None
         return
-    with Checkpoint.open(request.path) as source:
-        info = look_at(source, request.role)
+    with Checkpoint.open(path) as source:
+        info = look(source)
         info.say_doubts()
         yield info
 

@@ -8,6 +8,7 @@ checks are added: before the load, whether this is the right kind of file
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import comfy.model_management
@@ -72,7 +73,7 @@ def load(request: LoadRequest) -> Any:
 def stocks(request: LoadRequest) -> Any:
     """A MODEL in stock's own memory management."""
     path, policy = request.path, request.kernels
-    with looked_at(request) as info:
+    with looked_at(path, partial(look_at, role=request.role)) as info:
         family = None if info is None else info.family
         bare = dict.fromkeys(() if info is None else info.header.extents, torch.empty(0, device="meta"))
     prepare(request)

@@ -92,6 +92,16 @@ def cast_blocks(blocks: Named, types: Types) -> None:
                     operation._parameters[name] = nn.Parameter(parameter.to(wanted), requires_grad=False)
 
 
+def of_part(blocks: Named, part: int) -> list[tuple[str, nn.Module]]:
+    """Those of the blocks whose weights are in this part of a source in several files."""
+    return [(name, block) for name, block in blocks if part in _parts_of(block)]
+
+
+def _parts_of(block: nn.Module) -> set[int]:
+    weights = (stored(weight) for _, operation in operations(block) for _, weight in weights_of(operation))
+    return {one.extent.part for one in weights if isinstance(one, StandIn) and one.extent is not None}
+
+
 def _rounds(stored: torch.dtype, held: torch.dtype) -> bool:
     """Whether numbers would be rounded to fp8."""
     return stored.is_floating_point and held.is_floating_point and held.itemsize == 1 < stored.itemsize

@@ -4,14 +4,14 @@ computes with the old content of memory: the picture is noise."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from ...memory import Checkpoint
 from ..base.errors import NotStreamable
 from ..base.file_formats import without_streaming
-from ..files.checkpoint_parts import NETWORK
 from ..files.completeness import odd_layers, refuse_lacking, refuse_misfits, say_leftovers
 from ..stream import no_head
 from ..stream.blocks import Block
@@ -29,41 +29,54 @@ def names_of(net: nn.Module) -> Iterator[str]:
     yield from (name for name, _ in net.named_buffers())
 
 
-def require_streamable(
-    net: nn.Module, blocks: Sequence[Block], missing: Iterable[str], source: Checkpoint, *, is_known: bool
-) -> None:
-    """Raise `NotStreamable` if the weights of the blocks are no tensors of the file, and
-    `WrongFile` if it lacks a weight.
+class Missing(NamedTuple):
+    """The parameters that stock found no tensor for when it loaded a file.
 
-    net       made of stand-ins for the file's tensors
-    missing   the parameters that stock found no tensor for
+    path      of the file
+    names     the parameters; those of a text encoder within a part of the model
     is_known  whether a sound file has every weight of such a model
     """
-    path = source.files[0].path
+
+    path: Path
+    names: Sequence[str]
+    is_known: bool
+
+
+def require_streamable(net: nn.Module, blocks: Sequence[Block], missing: Sequence[Missing], source: Checkpoint) -> None:
+    """Raise `NotStreamable` if the weights of the blocks are no tensors of the files, and
+    `WrongFile` if one lacks a weight.
+
+    net      made of stand-ins for the files' tensors
+    missing  of each file
+    """
+    remedy = without_streaming(*(file.path for file in source.files))
     if not blocks:
-        raise NotStreamable(f"{path} is a model without transformer blocks. {without_streaming(path)}")
+        raise NotStreamable(f"{source.label} is a model without transformer blocks. {remedy}")
     for block in blocks:
         for paged in block.paged:
             data: Any = paged.storage
             if data.extent is None:
                 raise NotStreamable(
-                    f"{path}: ComfyUI makes {paged.key} of {', '.join(sorted(data.sources))} when it loads the file, so "
-                    f"that it cannot stream. {without_streaming(path)}"
+                    f"{source.label}: ComfyUI makes {paged.key} of {', '.join(sorted(data.sources))} when it loads the file, so "
+                    f"that it cannot stream. {remedy}"
                 )
-    lacking = sorted(set(_named_in(net, missing)) | set(_bare(net)))
-    if not is_known:
-        starts = dict(net.named_parameters())
-        lacking = [name for name in lacking if name not in starts or stored(starts[name]).is_meta]
-    refuse_lacking(path, lacking)
-    refuse_misfits(path, odd_layers(net))
+    for one in missing:
+        # A weight that no file was asked for is the last one's.
+        lacking = sorted({*_named_in(net, one.names), *(_bare(net) if one is missing[-1] else ())})
+        if not one.is_known:
+            starts = dict(net.named_parameters())
+            lacking = [name for name in lacking if name not in starts or stored(starts[name]).is_meta]
+        refuse_lacking(one.path, lacking)
+    refuse_misfits(source.label, odd_layers(net))
 
 
 def _named_in(net: nn.Module, missing: Iterable[str]) -> Iterator[str]:
     """Full names of the parameters that stock found no tensor for. For text encoders `missing` has
-    the names within a part of the model."""
+    the names within a part of the model; another part may have got its own."""
     ends = tuple(f".{name}" for name in missing)
-    for name, _ in net.named_parameters():
-        if f".{name}".endswith(ends) and not name.endswith(MAY_LACK):
+    for name, tensor in net.named_parameters():
+        is_filled = isinstance(stored(tensor), StandIn)
+        if f".{name}".endswith(ends) and not is_filled and not name.endswith(MAY_LACK):
             yield name
 
 
@@ -79,28 +92,33 @@ def _bare(net: nn.Module) -> Iterator[str]:
             yield f"{path}.weight"
 
 
-def require_whole(
-    path: str, names: Collection[str] | None, net: nn.Module, prefix: str = "", *, is_part: bool = False
-) -> None:
+def require_whole(path: str, names: Collection[str] | None, net: nn.Module, prefix: str = "") -> None:
     """Raise `WrongFile` if a parameter of a model that stock loaded is not among the file's
     tensors, or has another shape; warn of tensors that the model has no place for.
 
-    names    of the file's tensors; None: no family knows the model, so a sound file's weights are
-             not known
-    prefix   of these names, which the network's own do not have
-    is_part  whether the names are those within some part of the network
+    names   of the file's tensors; None: no family knows the model, so a sound file's weights are
+            not known
+    prefix  of these names, which the network's own do not have
     """
     refuse_misfits(path, odd_layers(net))
     if names is None:
         return
     present = {name.removeprefix(prefix) for name in names}
-    # The scales of quantised layers have had several names, and stock makes those that a file may
-    # omit.
-    wanted = [name for name, _ in net.named_parameters() if not name.endswith(("_scale", *MAY_LACK))]
-    own = [*wanted, *(name for name, _ in net.named_buffers())]
-    if is_part:
-        wanted, own = ([inner for name in names if (inner := name.partition(NETWORK)[2])] for names in (wanted, own))
+    wanted = _wanted(net)
     # Otherwise stock translated a foreign layout, and names cannot be compared.
     if any(name in present for name in wanted):
         refuse_lacking(path, sorted(name for name in wanted if name not in present))
-        say_leftovers(path, present - set(own), own)
+        say_leftovers(path, present - set(names_of(net)), names_of(net))
+
+
+def encoder_from(model: nn.Module, names: Collection[str]) -> nn.Module:
+    """The network in a stock text encoder model that a file's tensors are for: the one that lacks
+    fewest of them. names: of the tensors."""
+    inner = [one for part in model.modules() if isinstance(one := getattr(part, "transformer", None), nn.Module)]
+    return min(inner, key=lambda net: sum(name not in names for name in _wanted(net)), default=model)
+
+
+def _wanted(net: nn.Module) -> list[str]:
+    """The parameters that a network needs from its file. The scales of quantised layers have had
+    several names, and stock makes those that a file may omit."""
+    return [name for name, _ in net.named_parameters() if not name.endswith(("_scale", *MAY_LACK))]

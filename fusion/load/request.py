@@ -35,6 +35,7 @@ class LoadRequest:
     options            text encoder: stock's model_options, in addition to those that the file tells
     others             text encoder: the user's other ones, which lend it a tokenizer if its file
                        has none
+    further            text encoder: files beside the first that make one model with it
     disable_dynamic    whether stock is to load it without its dynamic memory
     """
 
@@ -48,10 +49,16 @@ class LoadRequest:
     kind: str = AUTO
     options: Mapping[str, Any] = field(default_factory=dict)
     others: Sequence[str] = ()
+    further: Sequence[str] = ()
     disable_dynamic: bool = False
 
     def __post_init__(self) -> None:
         vram_budget.refuse_odd(self.vram_budget)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """All its files, the first one first."""
+        return self.path, *self.further
 
     @property
     def device(self) -> torch.device:

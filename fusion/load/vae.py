@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import comfy.model_management
@@ -18,7 +19,7 @@ from ..base.family import Role
 from ..compatibility import families as compatibility
 from ..families import family_of
 from ..files.completeness import naming
-from ..identify.checkpoint_info import header_of
+from ..identify.checkpoint_info import header_of, look_at
 from ..stream import progress
 from ..vae import quantised_file
 from ..vae.resident_patcher import patcher_of
@@ -43,7 +44,7 @@ def load_vae_in_parts(name: str, weights: Any, metadata: Any = None, policy: Ker
 
 def load(request: LoadRequest) -> Any:
     """The requested VAE."""
-    with looked_at(request):
+    with looked_at(request.path, partial(look_at, role=request.role)):
         prepare(request)
     progress.read_through(request.path)
     with naming(request.path):

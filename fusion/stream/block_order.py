@@ -15,16 +15,16 @@ MOST_CORRECTIONS = 3  # after the first
 
 class Order:
     """The order of blocks 0 to `count` - 1. The last `spare` are paged one by one as they are used,
-    and the `idle` blocks before those from their first call on."""
+    and the `idle` ones of the others from their first call on."""
 
-    def __init__(self, count: int, spare: int = 0, idle: int = 0) -> None:
+    def __init__(self, count: int, spare: int = 0, idle: Collection[int] = ()) -> None:
         self.paged: tuple[int, ...] = ()
         self.place: dict[int, int] = {}  # of a block, its layer in the pager
         self._running: dict[int, None] | None = None  # the blocks of the pass that is running, as they came
         self._has_settled = False  # whether a pass has shown which blocks run
         self._corrections = 0
         self._called = count - spare
-        self.become(range(self._called - idle))
+        self.become([i for i in range(self._called) if i not in idle])
 
     def become(self, blocks: Sequence[int]) -> None:
         """Page these blocks, in this order."""

@@ -25,6 +25,7 @@ import torch
 
 from ...gpu.graphed_calls import Settled
 from ...memory import Checkpoint, Layer, Weights
+from ..base import file_formats
 from ..base.errors import NotWhileStreaming
 from ..weights.paged import Paged
 from . import segments, vram_pool
@@ -53,7 +54,7 @@ class BlockStream:
         left: Sequence[Paged] = (),
         loader: str = vram_pool.LOADER,
         spare: int = 0,
-        idle: int = 0,
+        idle: Collection[int] = (),
         keeps_texts: bool = False,
     ) -> None:
         """The source is closed with the stream.
@@ -64,7 +65,7 @@ class BlockStream:
         loader       the node that messages name
         spare        number of trailing blocks that are never called as modules; paged once something reads their
                      weights (`bound`)
-        idle         number of blocks before those that are rarely called; paged from their first call on
+        idle         numbers of other blocks that are rarely called; paged from their first call on
         keeps_texts  whether our blocks will compute, which keep what they make of a text where fewer bytes pass so
         """
         found = segments.all_of(blocks, layers, left, spare=spare, idle=idle, keeps_texts=keeps_texts)
@@ -96,8 +97,9 @@ class BlockStream:
 
     @property
     def path(self) -> Path:
-        """The model's file, or the first of several."""
-        return self.residency.source.files[0].path
+        """The model's file; of several the first, or the one that ComfyUI could not load."""
+        paths = [file.path for file in self.residency.source.files]
+        return next(filter(file_formats.is_ours_alone, paths), paths[0])
 
     @property
     def blocks(self) -> tuple[Block, ...]:

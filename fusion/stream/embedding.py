@@ -30,7 +30,7 @@ class FileEmbedding:
         """Stock's Embedding: ids [...] -> [..., width] where the ids are."""
         module: Any = self
         table = module._parameters["weight"]
-        path = self.fusestream_source.files[0].path
+        path = self.fusestream_source.file_of(self.fusestream_extent).path
         wanted, at = rows_asked_for(ids, path)
         rows = rows_of(self.fusestream_source, self.fusestream_extent, wanted).to(table.dtype)
         if self.fusestream_patches:

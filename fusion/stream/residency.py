@@ -360,7 +360,7 @@ class Residency:
             if self._pool is not None:
                 self._pool.leave(self)
             self.resegmented = self.along = None
-            self.segmentation = segments.by_blocks((), (), (), 0, 0)
+            self.segmentation = segments.by_blocks((), (), (), 0, ())
             self.segmentations = (self.segmentation,)
 
     # ------------------------------------------------------------------------------------------------- the file

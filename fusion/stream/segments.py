@@ -25,7 +25,7 @@ as what it saves (few bits a weight).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -105,7 +105,7 @@ def all_of(
     left: Sequence[Paged],
     *,
     spare: int = 0,
-    idle: int = 0,
+    idle: Collection[int] = (),
     keeps_texts: bool = False,
 ) -> tuple[Segmentation, ...]:
     """Every way to divide these blocks, by blocks first. Arguments as of `BlockStream`."""
@@ -142,7 +142,7 @@ def _chosen(segmentations: Sequence[Segmentation], device: torch.device, budget:
 
 
 def by_blocks(
-    blocks: Sequence[Block], layers: Sequence[Layer], left: Sequence[Paged], spare: int, idle: int
+    blocks: Sequence[Block], layers: Sequence[Layer], left: Sequence[Paged], spare: int, idle: Collection[int]
 ) -> Segmentation:
     """Whole blocks. Arguments as of `BlockStream`."""
     order = Order(len(blocks), spare, idle)

@@ -1,4 +1,5 @@
-"""What every family of text encoders keeps to, in every storage, with a LoRA and without, in every room.
+"""What every family of text encoders keeps to, in every storage, with a LoRA and without, in every room; and encoders in files of
+their own that make one model.
 
 With kernels off the encoding is stock's bit for bit, whatever streams; on the CPU it is that in any case. Fused for the CPU all
 the same, it is as near to stock's, which computes in fp32 there, as the tier allows.
@@ -22,6 +23,8 @@ from torch import Tensor
 
 from bed.depth import is_thorough
 from fusestream import checkpoints, fusion
+from fusestream.checkpoints import options
+from fusestream.fusion.base.family import Family
 from fusestream.fusion.families import family_of
 from fusestream.fusion.families.clip import encoder as clip_encoder
 from fusestream.fusion.families.qwen3_vl import sizes
@@ -35,19 +38,25 @@ from fusestream.memory import Checkpoint, read_header
 FOX = "a red (fox:1.2) runs through the snow"
 # Of a published vocabulary of 150 000 the tiny files have the first few hundred.
 WORDS = [[(token, 1.0) for token in (5, 7, 9, 200, 7)]]
+CLIPS_WORDS = [[(token, 1.0) for token in (49406, 320, 736, *[49407] * 74)]]
+GLYPHS = 'a sign that says "FOX" in the snow'  # what is in quotes is ByT5's to read
 SHORT = {"umt5xxl_min_length": 24, "t5xxl_min_length": 24}  # instead of the hundreds that stock fills prompts up to
 # How far from stock's an encoding may be: `fast` rounds sums to fp16, too.
 ALLOWED = {"precise": 2e-3, "fast": 4e-3}
 
 
 class Encoder(NamedTuple):
-    """A file, its family, stock's type and options for it, and a prompt."""
+    """Its file, or a word for each of its files; its family, or those of its files; stock's type and options for them; a prompt."""
 
     file: str
     family: str | None
     type: str
-    options: Callable[[Path], dict[str, Any]]
+    options: Callable[..., dict[str, Any]]
     prompt: Any
+
+    @property
+    def files(self) -> list[str]:
+        return self.file.split()
 
 
 def klein(path: Path) -> dict[str, Any]:
@@ -78,6 +87,18 @@ ENCODERS = {
     "qwen25": Encoder("qwen25", "Qwen2.5", "omnigen2", checkpoints.model_options, {"qwen25_3b": WORDS}),
     "qwen25_vl": Encoder("qwen25_vl", "Qwen2.5", "qwen_image", checkpoints.model_options, FOX),
     "minimax_h3_te": Encoder("minimax_h3_te", "Qwen3-VL", "minimax", checkpoints.model_options, FOX),
+    "flux": Encoder("clip_l t5xxl", "CLIP, T5 or UMT5", "flux", checkpoints.model_options, FOX),
+    "hidream": Encoder("t5xxl clip_l", "CLIP, T5 or UMT5", "hidream", checkpoints.model_options, FOX),
+    "sdxl": Encoder("clip_l clip_g", "CLIP", "sdxl", checkpoints.model_options, FOX),
+    "sd3": Encoder("clip_g clip_l", "CLIP", "sd3", checkpoints.model_options, FOX),
+    "ltx23": Encoder("gemma3 ltx23_text_projection", "Gemma 3", "ltxv", checkpoints.model_options, FOX),
+    "hunyuan_video": Encoder(
+        *("clip_l llama3", "CLIP, Llama 3 or Mistral 3", "hunyuan_video", checkpoints.model_options),
+        {"llama": WORDS, "l": CLIPS_WORDS},
+    ),
+    "hunyuan_video_15": Encoder(
+        "qwen25_vl byt5", "Qwen2.5, T5 or UMT5", "hunyuan_video_15", checkpoints.model_options, GLYPHS
+    ),
 }
 STORAGES = ("fp16", "bf16", "fp32", "fp8_e4m3fn", "fp8_scaled", "fp8_comfy_quant")
 EACH = pytest.mark.parametrize("name", ENCODERS)
@@ -99,7 +120,10 @@ def cases() -> list[Case]:
     storages = STORAGES if is_thorough() else tuple(one for one in STORAGES if one not in ("bf16", "fp8_e4m3fn"))
     axes = tuple(ENCODERS), storages, ("no LoRA", "LoRA"), ("least", "all", "stock's"), tuple(ALLOWED)
     return [
-        Case(*one) for one in pairwise(axes, lambda one: one[1] in checkpoints.KINDS[ENCODERS[one[0]].file].storages)
+        Case(*one)
+        for one in pairwise(
+            axes, lambda one: all(one[1] in checkpoints.KINDS[file].storages for file in ENCODERS[one[0]].files)
+        )
     ]
 
 
@@ -108,6 +132,20 @@ def as_comfyui_runs(one_thread: None, one_tokenizer_of_each: None) -> Iterator[N
     LEDGER.clear()
     with torch.inference_mode(), checkpoints.narrow.opened(comfy):
         yield
+
+
+@pytest.fixture(autouse=True)
+def clips_of_two_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stock has one option for the sizes of all CLIPs together: each has those of its file."""
+    stock = comfy.text_encoders.long_clipl.model_options_long_clip
+
+    def told(tensors: Any, tokenizer_data: Any, given: Any) -> Any:
+        if options.CLIP_FIRST in tensors:
+            shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+            given = {**given, "model_config": options.clip_config(shapes)}
+        return stock(tensors, tokenizer_data, given)
+
+    monkeypatch.setattr(comfy.text_encoders.long_clipl, "model_options_long_clip", told)
 
 
 @pytest.fixture
@@ -127,25 +165,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("encoders")
 
 
-def written(folder: Path, name: str, storage: str = "fp16") -> Path:
-    return checkpoints.write(ENCODERS[name].file, folder, storage)
+def written(folder: Path, name: str, storage: str = "fp16") -> list[Path]:
+    return [checkpoints.write(file, folder, storage) for file in ENCODERS[name].files]
 
 
 def ours(folder: Path, name: str, storage: str, policy: KernelPolicy, room: str = "least") -> Any:
-    encoder, path = ENCODERS[name], written(folder, name, storage)
-    given = {"policy": policy, "kind": encoder.type, "options": encoder.options(path)}
+    encoder, paths = ENCODERS[name], written(folder, name, storage)
+    first, *further = map(str, paths)
+    given = {"policy": policy, "kind": encoder.type, "options": encoder.options(*paths), "further": further}
     if room == "stock's":
-        return fusion.load_text_encoder(str(path), [], vram_budget=0.0, **given)
-    clip = load_streamed_text_encoder(str(path), [], **given)
+        return fusion.load_text_encoder(first, [], vram_budget=0.0, **given)
+    clip = load_streamed_text_encoder(first, [], **given)
     residency = clip.patcher.stream.residency
     residency.ceiling = residency.least if room == "least" else None
     return clip
 
 
 def stocks(folder: Path, name: str, storage: str = "fp16") -> Any:
-    encoder, path = ENCODERS[name], written(folder, name, storage)
-    kind = getattr(comfy.sd.CLIPType, encoder.type.upper())
-    return comfy.sd.load_clip([str(path)], clip_type=kind, model_options=encoder.options(path))
+    encoder, paths = ENCODERS[name], written(folder, name, storage)
+    kind = getattr(comfy.sd.CLIPType, encoder.type.upper(), comfy.sd.CLIPType.STABLE_DIFFUSION)  # as its nodes do
+    return comfy.sd.load_clip([str(path) for path in paths], clip_type=kind, model_options=encoder.options(*paths))
 
 
 def patched(clip: Any, case: Case) -> Any:
@@ -167,8 +206,9 @@ def patched(clip: Any, case: Case) -> Any:
 
 def encoded(clip: Any, prompt: Any) -> list[Tensor]:
     """The encoding, and what else of numbers there is."""
-    if hasattr(clip.tokenizer, "min_length"):  # Gemma 3's has no option for its 1024
-        clip.tokenizer.min_length = 24
+    for tokenizer in (clip.tokenizer, getattr(clip.tokenizer, "gemma3_12b", None)):
+        if hasattr(tokenizer, "min_length"):  # Gemma 3's has no option for its 1024
+            tokenizer.min_length = 24
     tokens = clip.tokenize(prompt, tokenizer_options=SHORT) if isinstance(prompt, str) else prompt
     found = clip.encode_from_tokens(tokens, return_pooled=True, return_dict=True)
     numbers = [one for one in found.values() if isinstance(one, Tensor) and one.is_floating_point()]
@@ -207,11 +247,19 @@ def test_on_the_cpu_stock_computes(folder: Path, name: str) -> None:
         assert same(encoded(ours(folder, name, "fp16", KernelPolicy(), room), prompt), wanted)
 
 
+def families(folder: Path, name: str) -> list[Family]:
+    """Those of its files, each once."""
+    found = {}
+    for path in written(folder, name):
+        with Checkpoint.open(path) as source:
+            if (family := family_of(source.files[0])) is not None:
+                found[family.name] = family
+    return list(found.values())
+
+
 @EACH
 def test_a_file_is_known_by_its_family_alone(folder: Path, name: str) -> None:
-    with Checkpoint.open(written(folder, name)) as source:
-        found = family_of(source.files[0])
-    assert (None if found is None else found.name) == ENCODERS[name].family
+    assert ", ".join(sorted(family.name for family in families(folder, name))) == (ENCODERS[name].family or "")
 
 
 @pytest.mark.deep(
@@ -220,14 +268,12 @@ def test_a_file_is_known_by_its_family_alone(folder: Path, name: str) -> None:
 @pytest.mark.usefixtures("for_the_cpu")
 @FUSED
 def test_each_op_can_be_switched_off(folder: Path, name: str) -> None:
-    with Checkpoint.open(written(folder, name)) as source:
-        family = family_of(source.files[0])
-    assert family is not None
+    ops = sorted({op for family in families(folder, name) for op in family.ops})
     prompt, fused = ENCODERS[name].prompt, encoded(ours(folder, name, "fp16", KernelPolicy()), ENCODERS[name].prompt)
-    for op in family.ops[:: 1 if is_thorough() else 3]:
+    for op in ops[:: 1 if is_thorough() else 3]:
         without = encoded(ours(folder, name, "fp16", KernelPolicy.of(**{op: "off"})), prompt)
         assert far(without, fused) <= 2 * ALLOWED["fast"], op
-    all_off = KernelPolicy.of(**dict.fromkeys(family.ops, "off"))
+    all_off = KernelPolicy.of(**dict.fromkeys(ops, "off"))
     assert same(encoded(ours(folder, name, "fp16", all_off), prompt), encoded(stocks(folder, name), prompt))
 
 

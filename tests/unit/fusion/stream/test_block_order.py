@@ -69,7 +69,7 @@ def test_a_pass_without_blocks_says_nothing() -> None:
 
 
 def test_idle_blocks_come_together_when_one_of_them_is_called() -> None:
-    order = Order(8, spare=1, idle=3)
+    order = Order(8, spare=1, idle=range(4, 7))
     assert order.paged == (0, 1, 2, 3)
     assert ran(order, 0, 1, 2, 3) is None, "it ran as expected"
     order.begin()
