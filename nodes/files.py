@@ -135,7 +135,7 @@ async def fault(role: Role, widget: str, name: str | None) -> str | None:
     """The fault of the file that a widget names, in a sentence. None: its header is sound."""
     if name is None:  # it comes from a link
         return None
-    if (unlisted := _not_in_list(role, widget, name)) is not None:
+    if (unlisted := not_in_list(role, widget, name)) is not None:
         return unlisted
     path = where(role, name)
     if path is None and halves_of(role, name) is not None:
@@ -188,7 +188,7 @@ def where(role: Role, name: str | None) -> str | None:
     return path
 
 
-def _not_in_list(role: Role, widget: str, name: str) -> str | None:
+def not_in_list(role: Role, widget: str, name: str) -> str | None:
     """Stock's own check and words, because a node that checks an input itself replaces stock's
     check."""
     names = listed(role)

@@ -13,7 +13,7 @@ from comfy_api.latest import io
 from ..fusion.base import file_formats
 from ..fusion.base.family import Role
 from ..fusion.base.vram_budget import refusal
-from . import declare, files, gains
+from . import declare, encoder_files, files, gains
 from .declare import About, Node, widget
 from .graph import queued
 from .page import meter, moving_preview, user_files
@@ -39,9 +39,20 @@ def file_of(role: Role, tooltip: str) -> Any:
     return widget(tooltip, options=lambda: files.listed(role))
 
 
+def further_file(name: str, tooltip: str, *, is_advanced: bool = False) -> Any:
+    """An input that names a file which makes one text encoder with the first."""
+    listed = partial(encoder_files.listed, name)
+    return widget(tooltip, default=encoder_files.NONE, options=listed, is_advanced=is_advanced)
+
+
 def types() -> list[str]:
-    """The types of a text encoder: stock's own, and the choice by the file."""
-    return [ANY_TYPE, *importlib.import_module("nodes").CLIPLoader.INPUT_TYPES()["required"]["type"][0]]
+    """The types of a text encoder: the choice by the file, and stock's own for one file and for
+    two. Those for more are among them."""
+    stocks = importlib.import_module("nodes")
+    loaders = (stocks.CLIPLoader, stocks.DualCLIPLoader)
+    return list(
+        dict.fromkeys([ANY_TYPE, *(kind for one in loaders for kind in one.INPUT_TYPES()["required"]["type"][0])])
+    )
 
 
 class Loader(Node):
@@ -60,12 +71,17 @@ class Loader(Node):
         name: of the file; None: it comes from a link.
         """
         node, first = getattr(cls.hidden, "unique_id", None), cls.names()[0]
-        fault = odd_budget(node, name) or await files.fault(cls.ROLE, first, name)
+        fault = odd_budget(node, name) or await cls.fault(node, name)
         if cls.ROLE is Role.CHECKPOINT:
             fault = fault or await files.missing_part(node, first, name)
         if cls.ROLE in (Role.DIFFUSION, Role.CHECKPOINT):
             fault = fault or await files.wrong_vae(node, first, name, cls.ROLE)
         return fault or True
+
+    @classmethod
+    async def fault(cls, _node: str | None, name: str | None) -> str | None:
+        """The fault of the queued file, in a sentence. name: as in `checked`."""
+        return await files.fault(cls.ROLE, cls.names()[0], name)
 
     @classmethod
     def watch(cls, model: Any) -> None:
@@ -77,15 +93,17 @@ class Loader(Node):
 
 
 def odd_budget(node: str | None, name: str | None) -> str | None:
-    """Why this node's queued vram_budget is no budget, or not one for the file of this name.
+    """Why this node's queued vram_budget is no budget, or not one for the file of this name and
+    those beside it.
 
     ComfyUI's own check lets -0.5 and NaN pass.
     """
     budget = queued.value(node, "vram_budget")
     if not isinstance(budget, (int, float)):  # it comes from a link, or there is none
         return None
-    reason = None if name is None else file_formats.refusal(name, budget)
-    return refusal(budget) or (reason and f"{name} {reason}")
+    names = [] if name is None else [name, *encoder_files.chosen(node).values()]
+    refused = (f"{one} {reason}" for one in names if (reason := file_formats.refusal(one, budget)) is not None)
+    return refusal(budget) or next(refused, None)
 
 
 class DiffusionModelLoader(Loader):
@@ -150,10 +168,10 @@ class TextEncoderLoader(Loader):
     ROLE = Role.TEXT
     about = About(
         "Text Encoder Loader",
-        "Loads a text encoder whose weights stream: "
+        "Loads a text encoder, of one file or of up to four, whose weights stream: "
         f"{declare.fused(Role.TEXT)} with fused kernels, every other that ComfyUI knows with ComfyUI's operations. "
-        "Use it in place of Load CLIP.",
-        aliases=["umt5", "t5", "qwen", "clip loader", "load clip"],
+        "Use it in place of Load CLIP, and of its relatives for several files.",
+        aliases=["umt5", "t5", "qwen", "clip loader", "load clip", "dualcliploader", "gemma", "ltx text encoder"],
         hidden=[io.Hidden.unique_id],
         outputs=[io.Clip.Output(tooltip="A stock CLIP, for CLIP Text Encode and LoRA loaders.")],
     )
@@ -164,7 +182,7 @@ class TextEncoderLoader(Loader):
             Role.TEXT,
             "A file from models/text_encoders, for example umt5_xxl_fp8_e4m3fn_scaled.safetensors (6.7 GB) or "
             "umt5_xxl_fp16.safetensors (11.4 GB) for Wan, qwen_3_4b.safetensors (8 GB) for Flux.2 klein 4B and Z-Image. "
-            "GGUF files too: T5, UMT5, Qwen2.5 and Qwen3 as llama.cpp has them.",
+            "GGUF files too: T5, UMT5, Qwen2.5 and Qwen3 as llama.cpp has them. Of several files any one.",
         )
         kernels: Mode = kernels(
             "auto: for an encoder that streams or is all on the card, FP16 products around FP32 sums, each by "
@@ -182,9 +200,9 @@ class TextEncoderLoader(Loader):
             "management, with the same result; not for GGUF files, which it does not read."
         )
         type: str = widget(
-            "Which model the prompts are for, as in Load CLIP. auto: what the file tells. Where one file serves several "
-            "models, such as T5-XXL or Qwen3 4B (flux2 for klein, lumina2 for Z-Image), an error names the types to choose "
-            "from.",
+            "Which model the prompts are for, as in Load CLIP and its relatives for several files. auto: what the files "
+            "tell. Where they serve several models, such as T5-XXL or Qwen3 4B (flux2 for klein, lumina2 for Z-Image), an "
+            "error names the types to choose from.",
             default=ANY_TYPE,
             options=types,
         )
@@ -193,6 +211,22 @@ class TextEncoderLoader(Loader):
             "Exact keeps what rounding to FP16 would lose; Balanced and Fastest do not, for half the arithmetic. by "
             "precision: what the input precision says."
         )
+        second_file: str = further_file(
+            "second_file",
+            "A second text encoder, for models that read two or more: clip_l.safetensors beside T5-XXL for Flux.1, ByT5 "
+            "beside Qwen2.5-VL for HunyuanVideo 1.5. For LTX-2, beside Gemma 3: its checkpoint, or the projection in a "
+            "file of its own; nothing else of a checkpoint is read. none: there is no second.",
+        )
+        third_file: str = further_file(
+            "third_file",
+            "A third text encoder: SD 3.5 reads CLIP-L, CLIP-G and T5-XXL. none: there is no third.",
+            is_advanced=True,
+        )
+        fourth_file: str = further_file(
+            "fourth_file",
+            "A fourth text encoder: HiDream reads CLIP-L, CLIP-G, T5-XXL and Llama 3.1. none: there is no fourth.",
+            is_advanced=True,
+        )
 
     @classmethod
     def run(cls, inputs: Inputs) -> io.NodeOutput:
@@ -200,10 +234,24 @@ class TextEncoderLoader(Loader):
 
         path, policy = files.path_of(Role.TEXT, inputs.text_encoder_name), declare.policy_of(inputs)
         folders, others = folder_paths.get_folder_paths("embeddings"), files.text_encoder_paths()
+        further = encoder_files.paths_of((inputs.second_file, inputs.third_file, inputs.fourth_file))
         user_files.apply()
-        clip = fusion.load_text_encoder(path, folders, policy, inputs.vram_budget, inputs.type, others=others)
+        clip = fusion.load_text_encoder(
+            path, folders, policy, inputs.vram_budget, inputs.type, others=others, further=further
+        )
         meter.watch(clip.patcher, cls.hidden)
         return io.NodeOutput(clip)
+
+    @classmethod
+    def fingerprint_inputs(cls, **named: Any) -> str:
+        return super().fingerprint_inputs(**named) + encoder_files.fingerprint(named)
+
+    @classmethod
+    async def fault(cls, node: str | None, name: str | None) -> str | None:
+        path = files.where(cls.ROLE, name)
+        if path is None or not encoder_files.chosen(node):
+            return await super().fault(node, name)
+        return files.not_in_list(cls.ROLE, cls.names()[0], str(name)) or await encoder_files.fault(node, path)
 
     @classmethod
     async def validate_inputs(cls, text_encoder_name: str | None = None) -> bool | str:

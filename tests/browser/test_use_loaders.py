@@ -189,7 +189,7 @@ def test_what_cannot_be_swapped_stays_and_is_named(front: FrontEnd) -> None:
             linked.title = 'Linked'
             dtype.connect(0, linked, linked.inputs.findIndex(input => input.name === 'weight_dtype'))
             add('CLIPLoader', [400, 0], { clip_name, device: 'cpu' })
-            add('DualCLIPLoader', [400, 300])
+            add('DualCLIPLoader', [400, 300], { device: 'cpu' })
             add('ImageOnlyCheckpointLoader', [400, 600]).title = 'All in one'
             add('VAELoader', [400, 900], { vae_name: 'pixel_space' })
             add('LoraLoaderModelOnly', [800, 0])
@@ -206,7 +206,7 @@ def test_what_cannot_be_swapped_stays_and_is_named(front: FrontEnd) -> None:
         f"In 8 bits stays: {NAMES['Load Diffusion Model']} has no choice like its weight_dtype, fp8_e4m3fn_fast.",
         f"Linked stays: its weight_dtype comes by a link, and {NAMES['Load Diffusion Model']} has no such input.",
         f"Load CLIP stays: {NAMES['Load CLIP']} has no choice like its device, cpu.",
-        "Load CLIP (Dual) stays: FuseStream has no loader in its place.",
+        f"Load CLIP (Dual) stays: {NAMES['Load CLIP']} has no choice like its device, cpu.",
         "All in one stays: FuseStream has no loader in its place.",
         f"Load VAE stays: {NAMES['Load VAE']} has no choice like its vae_name, pixel_space.",
     ]
@@ -216,6 +216,40 @@ def test_what_cannot_be_swapped_stays_and_is_named(front: FrontEnd) -> None:
     front.page.evaluate("type => { app.graph.clear(); add(type, [0, 0]); add('UNETLoader', [0, 400]) }", TEXT)
     front.choose_in_menu(THEIRS)
     assert said(front, "warn") == [f"{NAMES['Load CLIP']} stays: Load CLIP has no choice like its type, auto."]
+
+
+@pytest.mark.deep
+def test_a_text_encoder_of_several_files_keeps_them_all(front: FrontEnd) -> None:
+    """A file that is missing is in neither's list."""
+    front.page.evaluate(ADD)
+    front.page.evaluate(
+        """() => {
+            app.graph.clear()
+            const dual = add('DualCLIPLoader', [0, 0], { clip_name1: 'a.st', clip_name2: 'b.st', type: 'flux' })
+            dual.connect(0, add('CLIPTextEncode', [400, 0]), 'clip')
+            add('TripleCLIPLoader', [0, 300], { clip_name1: 'a.st', clip_name2: 'b.st', clip_name3: 'c.st' })
+            const files = { clip_name1: 'a.st', clip_name2: 'b.st', clip_name3: 'c.st', clip_name4: 'd.st' }
+            add('QuadrupleCLIPLoader', [0, 600], files)
+            add('CLIPLoader', [0, 900], { clip_name: 'a.st', type: 'wan' })
+        }"""
+    )
+    told = """() => app.graph.nodes.filter(node => node.type !== 'CLIPTextEncode').map(node => [node.type, Object.fromEntries(
+        node.widgets.filter(widget => /file|name|type/.test(widget.name)).map(widget => [widget.name, widget.value]))])"""
+    before = front.page.evaluate(told)
+    front.choose_in_menu(OURS)
+    assert said(front, "success") == ["Swapped: 4. Undo takes it back."]
+    names = ("text_encoder_name", "second_file", "third_file", "fourth_file", "type")
+    wanted = [
+        ("a.st", "b.st", "none", "none", "flux"),
+        ("a.st", "b.st", "c.st", "none", "auto"),
+        ("a.st", "b.st", "c.st", "d.st", "auto"),
+        ("a.st", "none", "none", "none", "wan"),
+    ]
+    assert front.page.evaluate(told) == [[TEXT, dict(zip(names, values, strict=True))] for values in wanted]
+    assert front.page.evaluate("() => app.graph.links.size ?? Object.keys(app.graph.links).length") == 1
+    front.choose_in_menu(THEIRS)
+    assert said(front, "success") == ["Swapped: 4. Undo takes it back."]
+    assert front.page.evaluate(told) == before
 
 
 @pytest.mark.deep

@@ -13,9 +13,33 @@ const PLACES = [
     { theirs: "UnetLoaderGGUF", ours: DIFFUSION, widgets: { unet_name: "model_name" } },
     { theirs: "CLIPLoader", ours: TEXT, widgets: { clip_name: "text_encoder_name", type: "type", device: { only: "default" } } },
     { theirs: "CLIPLoaderGGUF", ours: TEXT, widgets: { clip_name: "text_encoder_name", type: "type" } },
+    {
+        theirs: "DualCLIPLoader", ours: TEXT,
+        widgets: { clip_name1: "text_encoder_name", clip_name2: "second_file", type: "type", device: { only: "default" } },
+    },
+    {
+        theirs: "DualCLIPLoaderGGUF", ours: TEXT,
+        widgets: { clip_name1: "text_encoder_name", clip_name2: "second_file", type: "type" },
+    },
+    {
+        theirs: "LTXAVTextEncoderLoader", ours: TEXT,
+        widgets: { text_encoder: "text_encoder_name", ckpt_name: "second_file", device: { only: "default" } },
+    },
+    {
+        theirs: "TripleCLIPLoader", ours: TEXT,
+        widgets: { clip_name1: "text_encoder_name", clip_name2: "second_file", clip_name3: "third_file" },
+    },
+    {
+        theirs: "QuadrupleCLIPLoader", ours: TEXT,
+        widgets: {
+            clip_name1: "text_encoder_name", clip_name2: "second_file", clip_name3: "third_file", clip_name4: "fourth_file",
+        },
+    },
     { theirs: "VAELoader", ours: VAE, widgets: { vae_name: "vae_name" } },
     { theirs: "CheckpointLoaderSimple", ours: WHOLE, widgets: { ckpt_name: "ckpt_name" } },
 ]
+// Our widgets that a loader of theirs may lack while they have this value.
+const FURTHER = ["second_file", "third_file", "fourth_file"], NONE = "none"
 const ROW = 28 // the height of a widget where nodes are elements; besides, they have a row for outputs and one for their pack
 const LOADED = new Set(["MODEL", "CLIP", "VAE"])
 // What a node's properties tell of its type and of the pack it comes from.
@@ -78,6 +102,8 @@ function attempt(node, { theirs, ours, widgets }, toOurs) {
             return refused("notOffered", { widget: their, value: values[their] })
         }
     }
+    const lost = toOurs ? undefined : FURTHER.find(name => !names[name] && ![undefined, NONE].includes(values[name]))
+    if (lost) return refused("notOffered", { widget: lost, value: values[lost] })
     for (const widget of linked) if (!names[widget]) return refused("noInput", { widget })
     for (const [name, renamed] of Object.entries(names)) {
         const value = values[name], there = after.widgets.find(widget => widget.name === renamed)

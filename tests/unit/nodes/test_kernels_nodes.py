@@ -118,7 +118,8 @@ def test_a_quality_is_a_precision_and_none_leaves_it_to_that() -> None:
     told = [declare.precision_of(quality, "turbo") for quality in qualities]
     assert told == ["turbo", "auto", "precise", "fast", "turbo"]
     for node in (DiffusionModelLoader, CheckpointLoader, TextEncoderLoader, VAELoader):
-        assert {one.id for one in node.define_schema().inputs if one.advanced} == {"kernels", "precision"}
+        advanced = {one.id for one in node.define_schema().inputs if one.advanced}
+        assert advanced - {"third_file", "fourth_file"} == {"kernels", "precision"}
 
 
 def test_every_node_offers_every_tier() -> None:

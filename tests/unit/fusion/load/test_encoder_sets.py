@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,11 @@ import nodes
 from fusestream import checkpoints, fusion
 from fusestream.checkpoints import narrow
 from fusestream.fusion.base.errors import WrongFile
+from fusestream.fusion.base.hooks import HEAD
+from fusestream.fusion.families.clip import encoder as clip_encoder
 from fusestream.fusion.identify import encoder_sets
 from fusestream.fusion.load.text import load_streamed_text_encoder
+from fusestream.fusion.text import stack
 from fusestream.memory import BadFile, FileChanged, read_header
 from fusestream.memory.open_file import OpenFile
 
@@ -284,6 +288,45 @@ def test_a_projection_lacks_nothing_and_is_not_alone(ltx: list[Path], tmp_path: 
         fusion.load_text_encoder(str(alone), [], OFF, budget)
     with pytest.raises(WrongFile, match="makes no text encoder of"):
         loaded([checkpoints.write("clip_l", tmp_path), alone], "auto", budget, sizes=[])
+
+
+# -------------------------------------------------------------------------------------------------- blocks of several
+
+
+@pytest.mark.parametrize("kinds", [("clip_l", "llama3"), ("llama3", "clip_l")])
+def test_what_no_encoding_calls_is_told_within_its_file(
+    folder: Path, kinds: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HunyuanVideo reads Llama's third last layer; the two behind it come once they are called."""
+    for module in (stack, clip_encoder):
+        monkeypatch.setattr(module, "fuse", partial(module.fuse, on_cpu=True))
+    paths = written(folder, *kinds)
+    first, *further = map(str, paths)
+    options = checkpoints.model_options(*paths)
+    clip = load_streamed_text_encoder(first, [], kind="hunyuan_video", further=further, options=options)
+    stream = clip.patcher.stream
+    names = [block.name for block in stream.blocks]
+    idle = [name for i, name in enumerate(names) if i not in stream.order.paged and not name.endswith("embed_tokens")]
+    count = sum(name.startswith("llama.transformer.model.layers.") for name in names)
+    assert count > 2 and sum(name.startswith("clip_l.") for name in names) == 4
+    assert idle == [f"llama.transformer.model.layers.{i}" for i in (count - 2, count - 1)]
+
+
+def test_one_of_several_writes(folder: Path, ltx: list[Path]) -> None:
+    given = {"do_sample": False, "max_length": 5}
+    said = []
+    with narrow.opened(comfy):
+        for budget in (-1.0, 0.0):
+            clip = loaded(ltx, "ltxv", budget, sizes=ltx[:1])
+            clip.tokenizer.gemma3_12b.min_length = 24
+            said.append(clip.generate(clip.tokenize("a fox"), **given))
+            if budget:
+                assert [network for network, _ in heads_of(clip)] == [clip.cond_stage_model.gemma3_12b.transformer]
+    assert said[0] == said[1] and len(said[0]) > 0
+
+
+def heads_of(clip: Any) -> list[tuple[Any, int]]:
+    return [(module, module.__dict__[HEAD][1]) for module in clip.cond_stage_model.modules() if HEAD in module.__dict__]
 
 
 # --------------------------------------------------------------------------------------------------- what others do
