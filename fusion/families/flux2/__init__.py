@@ -37,7 +37,7 @@ ENCODERS = {
     7680: "qwen_3_4b.safetensors, type flux2,",
     12288: "qwen_3_8b_fp8mixed.safetensors, type flux2,",
     15360: "mistral_3_small_flux2_fp8.safetensors, type flux2,",
-    4096: "t5xxl_fp16.safetensors (for Flux.1 with clip_l.safetensors beside it, by DualCLIPLoader; for Chroma type chroma)",
+    4096: "t5xxl_fp16.safetensors (for Flux.1 with clip_l.safetensors as second file; for Chroma type chroma)",
     3584: "qwen_2.5_vl_7b.safetensors, type longcat_image,",
 }
 
