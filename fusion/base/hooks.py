@@ -86,7 +86,7 @@ ATTRIBUTES = {
     "fusestream_scale": "what rows of a token table are multiplied by: text/common.py",
     "fusestream_on_cpu": "whether it computes there too, over the references: fused text encoders",
     "fusestream_limit": "bytes that a fused VAE may take",
-    "fusestream_source": "the file of a table that stays there: stream/embedding.py",
-    "fusestream_extent": "where in the file that table is: stream/embedding.py",
-    "fusestream_patches": "patches of that table's rows: set by stream/patched_weights.py",
+    "fusestream_source": "the file of a weight that stays there: stream/embedding.py, file_linear.py",
+    "fusestream_extent": "where in the file that weight is: stream/embedding.py, file_linear.py",
+    "fusestream_patches": "patches of that weight's rows: set by stream/patched_weights.py",
 }

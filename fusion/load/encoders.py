@@ -2,12 +2,13 @@
 
 Stock builds it of stand-ins as it does of tensors (`build.py`). Then each file's tensors are given
 to it once more, this time to be kept, and its encoders are asked for their blocks. What writes is a
-block too, and tables of tokens stay in the file.
+block too; tables of tokens, and large products outside of blocks, stay in the file.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ from ..files.llama_cpp import has_no_vision
 from ..stream import no_head, no_vision
 from ..stream.blocks import blocks_of, found_in
 from ..stream.embedding import FileEmbedding
+from ..stream.file_linear import large_products
 from ..weights.meta_tensor import StandIn, tensors_of
 from ..weights.paged import Paged
 from ..weights.storage import storage_of, stored
@@ -168,7 +170,9 @@ def _divided(source: Checkpoint, model: Any, loaded: Sequence[_Loaded]) -> build
         if one.file.is_packed:
             filling.keep_narrow(filling.of_part(named, one.file.source.part), tables)
     blocks = blocks_of(root, [(name.removeprefix(root), module) for name, module in named])
-    blocks, layers, left = build.filled(model, blocks, missing, source, tables=_tables(model, source))
+    paged = [module for _, module in named]
+    left_there = itertools.chain(_tables(model, source), large_products(model, source, paged))
+    blocks, layers, left = build.filled(model, blocks, missing, source, tables=left_there)
     first = len(blocks) - len(heads)
     return build.Skeleton(model, blocks, layers, left, tuple((net, first + i) for i, (*_, net) in enumerate(heads)))
 

@@ -45,16 +45,15 @@ class AsksForRoom:
     ) -> float:
         """Bytes for these tokens as a tokenizer gives them. ComfyUI adds what it reserves for the
         desktop."""
-        stocks = getattr(super(), "memory_estimation_function", None)
+        pairs = list(encoders(self))  # type: ignore[arg-type]
+        drops = not any(net.model.fusestream_keeps_padding for _, net in pairs)
+        stocks = None if drops else getattr(super(), "memory_estimation_function", None)
         known: float = 0 if stocks is None else stocks(token_weight_pairs, device=device)
         if device is None or device.type == "cpu":
             return known
         management: Any = comfy.model_management
         computing: float = management.minimum_inference_memory() - management.extra_reserved_memory()
-        pairs = list(encoders(self))  # type: ignore[arg-type]
-        longest = max(lengths(token_weight_pairs), default=0)
-        if not any(net.model.fusestream_keeps_padding for _, net in pairs):
-            known, longest = 0, longest - _padding(token_weight_pairs)
+        longest = max(lengths(token_weight_pairs), default=0) - (_padding(token_weight_pairs) if drops else 0)
         seen = OF_A_TOKEN * max(lengths(token_weight_pairs, _seen), default=0)
         return max(known, computing + max(_beside(owner, net, longest, seen) for owner, net in pairs))
 

@@ -1,0 +1,97 @@
+"""A large product outside of a model's blocks whose weight stays in the file: LTX-2.3's projection of
+its prompt has 2.3 GB, for one product a prompt.
+
+The pager's window has places of the size of the largest block, so a block of that size would take
+all of it. Here the weight comes in slices of its rows, each into its place of the result. The next
+slice is read while this one is copied and multiplied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import comfy.model_management
+import torch
+from comfy.ops import CastWeightBiasOp
+from torch import Tensor, nn
+
+from ...memory import Checkpoint, Extent
+from ..base.subclassing import mix
+from ..weights import ggml_blocks
+from ..weights.meta_tensor import StandIn
+from ..weights.paged import Paged
+from ..weights.storage import is_quantised
+from .embedding import patched_rows
+
+LEAST = 256 << 20  # bytes of a weight that stays
+SLICE = 64 << 20  # bytes that are read at once
+
+
+class FileLinear:
+    """What the class of a product is mixed with."""
+
+    fusestream_source: Checkpoint
+    fusestream_extent: Extent
+    fusestream_patches: tuple[Any, ...] = ()
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Stock's Linear: input [..., k] -> [..., n], in its type."""
+        module: Any = self
+        bias = None if module.bias is None else module.bias.to(input.device, input.dtype)
+        out = input.new_empty(*input.shape[:-1], self.fusestream_extent.shape[0])
+        for first, last, stored in self._slices(pinned=input.is_cuda):
+            comfy.model_management.throw_exception_if_processing_interrupted()
+            weight = self._weight(stored, first, last, input)
+            out[..., first:last] = nn.functional.linear(input, weight, None if bias is None else bias[first:last])
+        return out
+
+    def _slices(self, *, pinned: bool) -> Iterator[tuple[int, int, Tensor]]:
+        """The weight's rows from .. to .., and their bytes on the host: uint8."""
+        extent = self.fusestream_extent
+        count, of_a_row = extent.shape[0], extent.nbytes // extent.shape[0]
+        step = max(1, SLICE // of_a_row)
+
+        def read(first: int) -> Tensor:
+            # torch lends pinned memory again only when copies out of it are done.
+            nbytes = (min(first + step, count) - first) * of_a_row
+            buffer = torch.empty(nbytes, dtype=torch.uint8, pin_memory=pinned)
+            self.fusestream_source.read_into(extent, buffer, first * of_a_row)
+            return buffer
+
+        with ThreadPoolExecutor(1) as reader:
+            ahead = reader.submit(read, 0)
+            for first in range(0, count, step):
+                stored, last = ahead.result(), min(first + step, count)
+                if last < count:
+                    ahead = reader.submit(read, last)
+                yield first, last, stored
+
+    def _weight(self, stored: Tensor, first: int, last: int, like: Tensor) -> Tensor:
+        """Rows of the weight [last - first, k] as stock would cast them, with patches."""
+        module: Any = self
+        table = module._parameters["weight"]
+        if not self.fusestream_patches:
+            rows = ggml_blocks.rows(stored.to(like.device, non_blocking=True), self.fusestream_extent)
+            return rows.to(table.dtype).to(like.dtype)
+        rows = ggml_blocks.rows(stored, self.fusestream_extent).to(table.dtype)
+        path = self.fusestream_source.files[0].path
+        return patched_rows(rows, self.fusestream_patches, torch.arange(first, last), path).to(like)
+
+
+def large_products(model: nn.Module, source: Checkpoint, blocks: Sequence[nn.Module]) -> Iterator[Paged]:
+    """Let the large products of a model stay in the file, but for those in these blocks and those
+    that are quantised."""
+    paged = {id(module) for block in blocks for module in block.modules()}
+    for name, module in list(model.named_modules()):
+        if id(module) in paged or not isinstance(module, CastWeightBiasOp) or not hasattr(module, "in_features"):
+            continue
+        weight: Any = module._parameters.get("weight")
+        if is_quantised(weight) or not isinstance(weight, StandIn):
+            continue
+        extent = weight.extent
+        if extent is not None and extent.nbytes >= LEAST and len(extent.shape) == 2:
+            mix(module, FileLinear, fusestream_source=source, fusestream_extent=extent)
+            key = f"{name}.weight"
+            yield Paged(key, key, module, "weight", module.weight)
