@@ -16,9 +16,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...memory import RamBudget
 from ...memory.host.ram import measure_ram
-from ..stream.vram_pool import pinned_ram
+from ..stream.vram_pool import pinnable
 from .fit import Fit, Verdict
 
 
@@ -57,8 +56,6 @@ class RamFit:
 
 def ram_fit(fit: Fit, model: int, beside: Sequence[int] = ()) -> RamFit:
     """What this machine's RAM holds. model: bytes of the model's file. beside: of the others."""
-    ram, ours = measure_ram(), pinned_ram()
-    taken = 0 if ours is None else ours.taken
-    budget = RamBudget.auto(ram=ram).total + taken if ours is None else ours.total
+    most, taken = pinnable()
     passing = 0 if fit.verdict is Verdict.WHOLE else fit.model - fit.held + fit.window
-    return RamFit(ram.available + taken, budget, int(max(0, passing) * fit.stored), model, tuple(beside))
+    return RamFit(measure_ram().available + taken, most, int(max(0, passing) * fit.stored), model, tuple(beside))

@@ -171,10 +171,11 @@ def ram_for(nbytes: int) -> RamBudget:
     return _ram
 
 
-def pinned_ram() -> RamBudget | None:
-    """The same where a model has streamed; else None."""
+def pinnable() -> tuple[int, int]:
+    """Bytes that all streamed models together may pin, and those that they have pinned. Until a
+    model has streamed the first is what it would be now."""
     with _pools_lock:
-        return _ram
+        return (CountedRam.auto(_ram_limit).total, 0) if _ram is None else (_ram.total, _ram.taken)
 
 
 def limit_ram(gib: float | None) -> None:
