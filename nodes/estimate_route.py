@@ -194,7 +194,6 @@ def _described(found: Estimate) -> dict[str, Any]:
 def _ram(found: RamFit) -> dict[str, int]:
     return {
         "files": found.files,
-        "room": found.room,
         "eachStep": found.read_each_step,
         "eachPrompt": found.read_each_prompt,
     }

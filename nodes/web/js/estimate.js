@@ -62,9 +62,9 @@ function memoryOf({ verdict, taken, free, lacks, activations, window }) {
 }
 
 /** What the disk has to bring again, if anything. */
-function ramOf({ files, room, eachStep, eachPrompt }) {
-    if (eachStep) return words("ramEachStep", { size: inGib(eachStep), room: inGib(room) })
-    return eachPrompt ? words("ramEachPrompt", { size: inGib(eachPrompt), files: inGib(files), room: inGib(room) }) : ""
+function ramOf({ eachStep, eachPrompt }) {
+    if (eachStep) return words("ramEachStep", { size: inGib(eachStep) })
+    return eachPrompt ? words("ramEachPrompt", { size: inGib(eachPrompt) }) : ""
 }
 
 function timeOf({ step, all, steps, source }) {

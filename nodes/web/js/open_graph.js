@@ -1,13 +1,14 @@
 // The workflow that is open as the server takes one: a table of nodes, subgraphs laid open, with where each input comes from. It is
 // only read. Queueing asks widgets for their values, and some act then (a camera takes its picture); here they are not asked, and of
-// texts only those of our own nodes are told.
+// texts only those of our own nodes are told, and names of model files.
 
 const NEVER = 2, BYPASS = 4 // LiteGraph's modes
 const SUBGRAPH_INPUTS = -10 // LiteGraph's id of what stands for a subgraph's inputs within it
 const OURS = "FuseStream"
+const MODEL_FILE = /^[^\n]{1,250}\.(safetensors|gguf|sft|ckpt|pt|pth|bin)$/i // as nodes/model_files.py knows them
 const DEEP = 200 // links that are followed: more go round in a circle
 
-/** In API form, with numbers, switches and links; of our nodes texts too. */
+/** In API form, with numbers, switches, links and names of model files; of our nodes texts too. */
 export function openGraph(root) {
     const prompt = {}
     for (const [node, path] of nodesIn(root, [])) {
@@ -28,8 +29,8 @@ export function openGraph(root) {
 const idOf = (node, path) => [...path, node].map(each => each.id).join(":")
 
 function keep(inputs, name, value, node) {
-    const isOurs = typeof value === "string" && (node.comfyClass ?? "").startsWith(OURS)
-    if (isOurs || typeof value === "number" || typeof value === "boolean") inputs[name] = value
+    const isTold = typeof value === "string" && ((node.comfyClass ?? "").startsWith(OURS) || MODEL_FILE.test(value))
+    if (isTold || typeof value === "number" || typeof value === "boolean") inputs[name] = value
 }
 
 /** What would run, each with the nodes that stand for the subgraphs it is in. */
