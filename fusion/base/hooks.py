@@ -86,6 +86,7 @@ ATTRIBUTES = {
     "fusestream_scale": "what rows of a token table are multiplied by: text/common.py",
     "fusestream_on_cpu": "whether it computes there too, over the references: fused text encoders",
     "fusestream_limit": "bytes that a fused VAE may take",
+    "fusestream_plans": "plans of a VAE in bands: vae/banded/install.py",
     "fusestream_source": "the file of a weight that stays there: stream/embedding.py, file_linear.py",
     "fusestream_extent": "where in the file that weight is: stream/embedding.py, file_linear.py",
     "fusestream_patches": "patches of that weight's rows: set by stream/patched_weights.py",

@@ -22,6 +22,8 @@ from ..files.completeness import naming
 from ..identify.checkpoint_info import header_of, look_at
 from ..stream import progress
 from ..vae import quantised_file
+from ..vae.banded import install as banded
+from ..vae.memory_limits import LIMIT
 from ..vae.resident_patcher import patcher_of
 from .common import looked_at, prepare
 from .missing import require_whole
@@ -69,7 +71,7 @@ def of_tensors(
     elif family is None:
         vae = _stocks(path, weights, metadata)
         if policy.default != "off":
-            _say_stocks(path)
+            _in_bands(path, vae)
     else:
         vae = _stocks(path, weights, metadata, vae_dtype())
         if family.fuse(vae, policy):
@@ -78,7 +80,7 @@ def of_tensors(
         # chooses.
         else:
             vae = _stocks(path, weights, metadata)
-            _say_stocks(path)
+            _in_bands(path, vae)
     if known is not None:
         require_whole(path, names if known.spelling is None else known.spelling(names), vae.first_stage_model)
     return vae
@@ -121,8 +123,17 @@ def _made(
     return vae
 
 
-def _say_stocks(path: str) -> None:
-    LEDGER.say_once(f"{path}: this VAE is of a kind without fused kernels: ComfyUI computes it.", logging.INFO)
+def _in_bands(path: str, vae: Any) -> None:
+    """Let ComfyUI's own code compute a VAE without a family, in bands where it would take too much."""
+    reason = banded.install(vae)
+    if reason is None:
+        vae.patcher = patcher_of(vae.first_stage_model, vae.patcher.load_device, vae.patcher.offload_device)
+        what = f"in bands where it would take more than {LIMIT / 2**30:.1f} GiB"
+    else:
+        what = f"all at once, because {reason}"
+    LEDGER.say_once(
+        f"{path}: this VAE is of a kind without fused kernels: ComfyUI's code computes it, {what}.", logging.INFO
+    )
 
 
 def vae_dtype(device: torch.device | None = None) -> torch.dtype | None:

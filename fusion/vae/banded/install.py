@@ -1,0 +1,210 @@
+"""A stock VAE object whose network decodes and encodes in bands, if one call takes too much.
+
+Stock's `VAE` hands a buffer on the host, or pixels there, to networks with `comfy_has_chunked_io`,
+and asks beforehand how many bytes a call takes. Both answers come of a plan. A call that fits is
+stock's own, to the bit. Where no plan is found, stock computes as ever, and the reason is said.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import comfy.model_management
+import torch
+from torch import Tensor
+
+from ....kernels_cuda import LEDGER, STANDARD
+from ...base.subclassing import mix
+from ..memory_limits import HELD, LIMIT, OTHERS, Progress, on_card
+from ..request import Request, with_workspaces
+from ..resident_patcher import bytes_beside, hold_alone
+from .passage import Passage
+from .plan import Plan, planned
+from .rehearsal import Call, Job
+from .tensor import Unreadable
+
+HALVES = {True: ("decoder.", "post_quant_conv."), False: ("encoder.", "quant_conv.")}
+GRAIN = 1 << 26  # bytes: rooms that differ by less share a plan
+REMEMBERED = 32  # plans
+
+Found = Plan | str  # or why there is none
+
+
+class Plans:
+    """The plans of one network. limit: bytes that its weights and a call may take."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._found: dict[Any, Found] = {}
+
+    def find(self, call: Call, job: Job, room: int) -> Found:
+        """The plan for a call within so many bytes, or why there is none."""
+        key = call.decodes, job, room
+        if key not in self._found:
+            while len(self._found) >= REMEMBERED:
+                del self._found[next(iter(self._found))]
+            try:
+                self._found[key] = planned(call, job, room)
+            except Unreadable as error:
+                self._found[key] = str(error)
+        return self._found[key]
+
+
+class InBands:
+    """Mixed into stock's network."""
+
+    comfy_has_chunked_io = True
+    fusestream_plans: Plans
+
+    def decode_output_shape(self, shape: torch.Size | tuple[int, ...]) -> tuple[int, ...]:
+        """The pixels [b, 3, ...] that latents of this shape become."""
+        own: Any = getattr(super(), "decode_output_shape", None)
+        if own is not None:
+            return tuple(own(shape))
+        net: Any = self
+        parameter = next(net.parameters())
+        job = Job((1, *shape[1:]), parameter.dtype, parameter.device, parameter.device)
+        found = self.fusestream_plans.find(self._call(True), job, 1 << 60)
+        if isinstance(found, str):
+            raise Unreadable(found)
+        return shape[0], *found.shape[1:]
+
+    @torch.no_grad()
+    def decode(self, z: Tensor, output_buffer: Tensor | None = None, room: int | None = None, **options: Any) -> Tensor:
+        """Latents [b, z, ...] -> pixels [b, 3, ...].
+
+        output_buffer  the destination, on any device and of any type; None: a tile, stock's call
+        room           bytes that a call may take; by default the limit decides
+        """
+        call = self._call(True)
+        if output_buffer is None and room is None:
+            made: Tensor = call.stocks(z, **options)
+            return made
+        found = self._plan(call, z, z.device, room)
+        if isinstance(found, str):
+            LEDGER.say_once(f"A VAE decodes all at once, as ComfyUI does: {found}.", logging.INFO)
+            return _stocks(call, z, output_buffer, options)
+        if output_buffer is None:
+            output_buffer = torch.empty((len(z), *found.shape[1:]), dtype=z.dtype, device=z.device)
+        self._hold(True, z.device)
+        out, progress = output_buffer, Progress(len(z) * max(1, len(found.bands)), shown=room is None)
+        passage = Passage(call, found, z.device, progress)
+        for at in range(len(z)):
+            one = partial(passage.decode, z[at : at + 1], out[at : at + 1], **options)
+            self._served(call, found, z, one)
+        return out
+
+    @torch.no_grad()
+    def encode(self, x: Tensor, device: torch.device | None = None, room: int | None = None, **options: Any) -> Any:
+        """Pixels [b, 3, ...] on any device -> latents [b, z, ...] on the device of the computation.
+
+        device  of the computation; None: a tile, stock's call
+        room    bytes that a call may take; by default the limit decides
+        """
+        call = self._call(False)
+        if (device is None and room is None) or options:
+            made: Any = call.stocks(x, **options)
+            return made
+        device = device or x.device
+        found = self._plan(call, x, device, room)
+        if isinstance(found, str):
+            LEDGER.say_once(f"A VAE encodes all at once, as ComfyUI does: {found}.", logging.INFO)
+            return call(x if call.brings else x.to(device), device)
+        self._hold(False, device)
+        progress = Progress(len(x) * max(1, len(found.bands)), shown=room is None)
+        passage = Passage(call, found, device, progress)
+        return torch.cat(
+            [self._served(call, found, x, partial(passage.encode, x[at : at + 1]), device) for at in range(len(x))]
+        )
+
+    def _call(self, decodes: bool) -> Call:
+        net: Any = self
+        stocks = super().decode if decodes else super().encode  # type: ignore[misc]
+        return Call(net, stocks, decodes)
+
+    def _plan(self, call: Call, given: Tensor, device: torch.device, room: int | None) -> Found:
+        job = Job((1, *given.shape[1:]), given.dtype, given.device, device)
+        if room is None:
+            room = room_for(self, call.decodes)
+            if on_card(device):
+                room = min(room, _grained(int(comfy.model_management.get_free_memory(device) / HELD)))
+        return self.fusestream_plans.find(call, job, room)
+
+    def _hold(self, decodes: bool, device: torch.device) -> None:
+        net: Any = self
+        others = HALVES[not decodes]
+        own = tuple(name for name, _ in net.named_parameters() if not name.startswith(others))
+        hold_alone(net, device, own, others)
+
+    def _served(
+        self, call: Call, plan: Plan, given: Tensor, run: Callable[[], Any], device: torch.device | None = None
+    ) -> Any:
+        device = device or given.device
+        limit = self.fusestream_plans.limit
+        most = max(int(HELD * plan.peak), limit - OTHERS - weights_there(self, call.decodes))
+        request = Request(STANDARD, device, most, on_card(device), on_card(device))
+        return request.served(call.net, given.shape, 0, lambda _request: run())
+
+
+def weights_there(net: Any, decodes: bool) -> int:
+    """Bytes of the weights on a card meanwhile: those of one half, if the other can wait."""
+    return bytes_beside(net, HALVES[not decodes])
+
+
+def room_for(net: Any, decodes: bool) -> int:
+    """Bytes that may be in use at a time beside the weights."""
+    return _grained(int((net.fusestream_plans.limit - weights_there(net, decodes)) / HELD))
+
+
+def _grained(room: int) -> int:
+    return max(0, room // GRAIN * GRAIN)
+
+
+def _stocks(call: Call, z: Tensor, out: Tensor | None, options: dict[str, Any]) -> Tensor:
+    made: Tensor = call(z, z.device, out, **options)
+    if out is None or call.fills:
+        return made
+    return out.copy_(made)
+
+
+def obstacle(vae: Any) -> str | None:
+    """Why a stock VAE object is left as it is, in words a user understands; None: it is not."""
+    net = vae.first_stage_model
+    if vae.latent_dim not in (2, 3) or vae.extra_1d_channel is not None:
+        return "it is not for pictures"
+    if vae.handles_tiling:
+        return "its tiles belong to the model"
+    if not (hasattr(net, "decode") and hasattr(net, "encode") and any(True for _ in net.parameters())):
+        return "it is no network with an encoder and a decoder"
+    return None
+
+
+def memory_used(vae: Any, stocks: Callable[..., int], decodes: bool, shape: torch.Size, dtype: torch.dtype) -> int:
+    """Bytes that a decoding or encoding takes in addition to the weights, for any number of
+    samples. ComfyUI frees so many. stocks: its own answer, if there is no plan."""
+    net = vae.first_stage_model
+    origin = vae.device if decodes else torch.device("cpu")
+    job = Job((1, *shape[1:]), dtype, origin, torch.device(vae.device))
+    found = net.fusestream_plans.find(net._call(decodes), job, room_for(net, decodes))
+    if isinstance(found, str):
+        return stocks(shape, dtype)
+    return with_workspaces(int(HELD * found.peak), dtype)
+
+
+def fuse(net: Any, limit: int = LIMIT) -> None:
+    """Let stock's network decode and encode in bands, in place."""
+    mix(net, InBands, fusestream_plans=Plans(limit))
+
+
+def install(vae: Any) -> str | None:
+    """Let a stock VAE object compute in bands, and free only as much memory as it takes. Returns
+    why it does not; None: it does."""
+    reason = obstacle(vae)
+    if reason is None:
+        fuse(vae.first_stage_model)
+        vae.memory_used_decode = partial(memory_used, vae, vae.memory_used_decode, True)
+        vae.memory_used_encode = partial(memory_used, vae, vae.memory_used_encode, False)
+    return reason

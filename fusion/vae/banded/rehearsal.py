@@ -1,0 +1,162 @@
+"""A call of stock's network without computing it: what it makes, and what it takes."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..bands import Span
+from . import convolving, shaping  # noqa: F401 - they enter their operations into the table
+from .arguments import mapped, on_meta, tensors
+from .meter import Meter
+from .seam import Seam, Turn
+from .tensor import Banded, Unreadable, skipped
+
+
+@dataclass(frozen=True)
+class Call:
+    """A decoding or an encoding of stock's network.
+
+    net       the network
+    stocks    stock's own method
+    decodes   whether it makes pixels
+    """
+
+    net: nn.Module
+    stocks: Callable[..., Any]
+    decodes: bool
+
+    @property
+    def fills(self) -> bool:
+        """Whether it writes into a result that it is given."""
+        return "output_buffer" in inspect.signature(self.stocks).parameters
+
+    @property
+    def brings(self) -> bool:
+        """Whether it brings pixels to the device itself, piece by piece."""
+        return "device" in inspect.signature(self.stocks).parameters
+
+    def __call__(self, given: Tensor, device: torch.device, out: Any = None, **options: Any) -> Any:
+        if self.fills and out is not None:
+            options["output_buffer"] = out
+        if self.brings and not self.decodes:
+            options["device"] = device
+        return self.stocks(given, **options)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a call is given.
+
+    shape   of the input, one sample
+    dtype   in which it is given
+    origin  the device that has it
+    device  the device that computes
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    origin: torch.device
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What came of it.
+
+    shape  of the result
+    span   the part of it that was made, along the dimension that is cut
+    """
+
+    shape: tuple[int, ...]
+    span: Span
+
+
+class _Plain(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Tensors that stock's code makes beside: what is copied has no numbers, nor what comes of it.
+    So weights that are offloaded stay where they are."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        leaves = [*tensors(args), *tensors(kwargs.values())]
+        if any(isinstance(each, Banded) for each in leaves):
+            return func(*args, **kwargs)
+        if func.overloadpacket is torch.ops.aten.to:
+            with self:
+                return func.decompose(*args, **kwargs)
+        device = kwargs.get("device")
+        is_copy = func.overloadpacket is torch.ops.aten._to_copy
+        away = device is not None and torch.device(device).type != "cpu"
+        if is_copy or away or any(each.is_meta for each in leaves):
+            args, kwargs = mapped(on_meta, args), mapped(on_meta, kwargs)
+            if "device" in kwargs or is_copy:
+                kwargs["device"] = torch.device("meta")
+        return func(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def rehearsing(device: torch.device) -> Iterator[None]:
+    """While a network is called without computing: nothing is drawn of torch's random numbers."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.inference_mode(), torch.random.fork_rng(devices=devices), _Plain():  # type: ignore[no-untyped-call]
+        try:
+            yield
+        except Unreadable:
+            raise
+        except (NotImplementedError, RuntimeError, TypeError, ValueError, AttributeError) as error:
+            raise Unreadable(f"{type(error).__name__}: {str(error).splitlines()[0]}") from error
+
+
+def rehearse(call: Call, job: Job, seam: Seam, turn: Turn | None = None, span: Span = (0, 0)) -> Rehearsal:
+    """One call of the network. turn: None: all at once."""
+    assert seam.meter is not None
+    with rehearsing(job.device):
+        given = _given(job, seam, turn, span)
+        sink = _sink(call, job, seam)
+        with contextlib.nullcontext() if turn is None else seam.turn(turn, span):
+            made = call(given, job.device, sink)
+        found = sink if sink is not None else made
+        if not isinstance(found, Banded):
+            raise Unreadable("its result is not made of what it is given")
+        pieces = sink.sink if sink is not None and sink.sink else [found.span]
+        return Rehearsal(tuple(found.shape), (max(low for low, _ in pieces), min(high for _, high in pieces)))
+
+
+def _given(job: Job, seam: Seam, turn: Turn | None, span: Span) -> Banded:
+    if turn == "behind" or (turn == "band" and seam.begin is not None):
+        return skipped(torch.Size(job.shape), job.dtype, job.origin)
+    assert seam.meter is not None
+    held = torch.empty(job.shape, dtype=job.dtype, device="meta")
+    share = seam.meter.share(held) if job.origin == job.device else seam.meter.elsewhere()
+    given = Banded(held, device=job.origin, share=share)
+    return seam.cut(given, span) if turn == "band" else given
+
+
+def _sink(call: Call, job: Job, seam: Seam) -> Banded | None:
+    if not call.fills:
+        return None
+    net: Any = call.net
+    shape = net.decode_output_shape(torch.Size(job.shape))
+    held = torch.empty(shape, dtype=job.dtype, device="meta")
+    whole = int(held.shape[seam.dim])
+    return Banded(held, held.ndim + seam.dim, (0, whole), whole, torch.device("cpu"), sink=[])
+
+
+def shorter(job: Job, frames: int) -> Job:
+    """The same of fewer frames, if it is of frames."""
+    if len(job.shape) < 5:
+        return job
+    b, c, t, *sides = job.shape
+    return replace(job, shape=(b, c, min(t, frames), *sides))
+
+
+def metered(job: Job, dim: int, begin: nn.Module | None = None, end: nn.Module | None = None) -> Seam:
+    """A seam that counts."""
+    return Seam(begin, end, dim, Meter(job.device))
