@@ -23,6 +23,7 @@ from ..identify.checkpoint_info import header_of, look_at
 from ..stream import progress
 from ..vae import quantised_file
 from ..vae.banded import install as banded
+from ..vae.block_by_block import install as block_by_block
 from ..vae.memory_limits import LIMIT
 from ..vae.resident_patcher import patcher_of
 from .common import looked_at, prepare
@@ -125,8 +126,11 @@ def _made(
 
 def _in_bands(path: str, vae: Any) -> None:
     """Let ComfyUI's own code compute a VAE without a family, in bands where it would take too much."""
-    reason = banded.install(vae)
-    if reason is None:
+    reason = banded.obstacle(vae)
+    if reason is not None and block_by_block.install(vae) is None:
+        what = "the blocks of its decoder one by one, each for many tiles"
+    elif reason is None:
+        banded.install(vae)
         vae.patcher = patcher_of(vae.first_stage_model, vae.patcher.load_device, vae.patcher.offload_device)
         what = f"in bands where it would take more than {LIMIT / 2**30:.1f} GiB"
     else:

@@ -88,9 +88,15 @@ def hold_alone(model: nn.Module, device: torch.device, parts: tuple[str, ...], o
     because the present work does not use them. A model that is not held stays as it is."""
     held: dict[str, Held] | None = model.__dict__.get(HELD)
     if held:
-        for name in [name for name in held if name.startswith(others)]:
-            _put(model.get_submodule(name.rpartition(".")[0]), name, held.pop(name).origin)
+        let_go(model, others)
         hold(model, device, parts)
+
+
+def let_go(model: nn.Module, parts: tuple[str, ...]) -> None:
+    """Return these parts of a held model to the file's tensors. parts: prefixes of the names."""
+    held: dict[str, Held] = model.__dict__.get(HELD, {})
+    for name in [name for name in held if name.startswith(parts)]:
+        _put(model.get_submodule(name.rpartition(".")[0]), name, held.pop(name).origin)
 
 
 def bytes_beside(model: nn.Module, others: tuple[str, ...]) -> int:

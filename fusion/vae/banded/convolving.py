@@ -56,18 +56,13 @@ def convolution(
 
 @rule(aten.cudnn_convolution)
 def cudnn_convolution(
-    func: Any, x: Banded, weight: Tensor, padding: Any, stride: Any, dilation: Any, *others: Any
+    func: Any, x: Banded, weight: Tensor, padding: Any, stride: Any, dilation: Any, *others: Any, **options: Any
 ) -> Any:
     """The same by another name: stock calls it around a fault of cuDNN's."""
 
     def convolve(entered: Tensor, weight: Tensor, _bias: None, stride: Any, around: Any, dilation: Any, *_: Any) -> Any:
-        if entered.is_meta:
-            return aten.convolution.default(
-                entered, weight, None, stride, around, dilation, False, [0] * len(around), others[0]
-            )
-        return func(entered, weight, around, stride, dilation, *others)
+        return func(entered, weight, around, stride, dilation, *others, **options)
 
-    convolve.overloadpacket = aten.convolution  # type: ignore[attr-defined]
     return convolution(convolve, x, weight, None, stride, padding, dilation, False, [0] * len(padding), others[0])
 
 

@@ -199,12 +199,9 @@ def fuse(net: Any, limit: int = LIMIT) -> None:
     mix(net, InBands, fusestream_plans=Plans(limit))
 
 
-def install(vae: Any) -> str | None:
-    """Let a stock VAE object compute in bands, and free only as much memory as it takes. Returns
-    why it does not; None: it does."""
-    reason = obstacle(vae)
-    if reason is None:
-        fuse(vae.first_stage_model)
-        vae.memory_used_decode = partial(memory_used, vae, vae.memory_used_decode, True)
-        vae.memory_used_encode = partial(memory_used, vae, vae.memory_used_encode, False)
-    return reason
+def install(vae: Any) -> None:
+    """Let a stock VAE object to which there is no `obstacle` compute in bands, and free only as
+    much memory as it takes."""
+    fuse(vae.first_stage_model)
+    vae.memory_used_decode = partial(memory_used, vae, vae.memory_used_decode, True)
+    vae.memory_used_encode = partial(memory_used, vae, vae.memory_used_encode, False)

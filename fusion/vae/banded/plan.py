@@ -21,7 +21,8 @@ from .seam import Seam
 from .tensor import Banded, Unreadable
 
 SHORT = {True: 2, False: 9}  # frames of a short rehearsal, by whether it decodes
-MOST_BANDS = 64
+MOST_BANDS = 64  # fewer, if a band would be less than half of what lies around it
+LITTLE = 0.9  # of the bytes of one call: bands that need more, and do not fit, are not worth their work
 MODULES = 6  # at most so many are tried
 
 
@@ -87,7 +88,10 @@ def planned(call: Call, job: Job, room: int) -> Plan:
             continue
         if found is None or _worth(plan, room) < _worth(found, room):
             found = plan
-    if found is None or found.peak >= most:
+    if found is not None and found.peak > max(room, LITTLE * most):
+        reasons.append("bands save too little")
+        found = None
+    if found is None:
         raise Unreadable("; ".join(dict.fromkeys(reasons)) or "it is one module")
     return found
 
@@ -175,7 +179,8 @@ class _Way:
         meter = seam.meter
         assert meter is not None
         before, kept, products = meter.most, meter.now, meter.products
-        most = min(MOST_BANDS, self._sides // self._unit)
+        around = self._before + self._after
+        most = min(MOST_BANDS, self._sides // self._unit, 2 * self._sides // max(1, around))
         if most < 2:
             raise Unreadable("it is too small for two bands")
         count = 2
@@ -190,7 +195,7 @@ class _Way:
             if meter.most <= room or count == most:
                 break
             # Bytes of a band grow with its width.
-            wanted = (room - kept) / max(1, meter.most - kept) * max(widths) - self._before - self._after
+            wanted = (room - kept) / max(1, meter.most - kept) * max(widths) - around
             count = min(most, max(count + 1, int(self._sides / wanted))) if wanted > 0 else most
         peak = max(before, meter.most)
         products += meter.products * sum(widths) // max(widths)

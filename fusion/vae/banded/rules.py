@@ -61,6 +61,10 @@ def apply(func: Any, args: Any, kwargs: Any) -> Any:
     bands = _bands(args, kwargs)
     if func.overloadpacket is aten.copy_ and isinstance(args[0], Banded) and args[0].sink is not None:
         return _delivered(args[0], args[1])
+    if func.overloadpacket is aten.cudnn_convolution and bands[0].held.is_meta:
+        x, weight, padding, stride, dilation, groups = args[:6]
+        args = (x, weight, None, stride, padding, dilation, False, [0] * len(padding), groups)
+        return apply(aten.convolution.default, args, {})
     if any(band.is_skipped for band in bands):
         return _skip(func, args, kwargs, bands)
     if all(band.axis is None for band in bands):
@@ -218,7 +222,8 @@ def _drawn(func: Any, args: Any, kwargs: Any) -> Tensor:
 def _is_idle(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether it is a dropout, or what torch makes of one, that drops nothing."""
     given = named(func, args, kwargs)
-    return given.get("train") is False or given.get("dropout_p") == 0.0
+    may_drop = any(argument.name == "dropout_p" for argument in func._schema.arguments)
+    return given.get("train") is False or (may_drop and not given.get("dropout_p"))
 
 
 @moving(aten.dropout, aten.dropout_, aten.feature_dropout, aten.feature_dropout_)

@@ -1,0 +1,129 @@
+"""What a VAE whose decoder is a chain of blocks over tiles keeps to: stock's pixels to the bit, one block's weights at
+a time, and nothing left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import comfy.model_management
+import pytest
+import torch
+from any_vaes import AnyVae, minimax_h3
+
+from fusestream.fusion.vae.block_by_block import install
+from fusestream.fusion.vae.block_by_block.blocks import chain_in
+from fusestream.kernels_cuda import LEDGER
+
+KIND = AnyVae("MiniMax H3", minimax_h3, 24, 16, 4)
+ENOUGH = 1 << 33
+
+
+@pytest.fixture(autouse=True)
+def as_comfyui_runs(one_thread: None) -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+@pytest.fixture(scope="module")
+def stock() -> Any:
+    with torch.inference_mode():
+        return KIND.net()
+
+
+@pytest.fixture
+def net(stock: Any) -> Any:
+    made = copy.deepcopy(stock)
+    install.fuse(made)
+    return made
+
+
+def left_as_it_was(net: Any) -> bool:
+    return not any("forward" in module.__dict__ for module in net.modules())
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(1, 24, 7, 17, 3), (2, 24, 1, 3, 18), (1, 24, 12, 2, 2)],
+    ids=["tiles, clips", "a batch of pictures", "clips"],
+)
+@pytest.mark.parametrize("room", [ENOUGH, 1 << 22, 0], ids=["all tiles", "some tiles", "tile by tile"])
+def test_pixels_are_stocks_to_the_bit(net: Any, stock: Any, shape: tuple[int, ...], room: int) -> None:
+    z = torch.randn(shape)
+    LEDGER.clear()
+    assert torch.equal(net.decode(z.clone(), room=room), stock.decode(z.clone()))
+    assert left_as_it_was(net) and not LEDGER.messages
+
+
+def test_a_block_comes_once_for_all_tiles(net: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And again for each group of tiles that there is room for."""
+    z, came = torch.randn(1, 24, 7, 17, 3), list[int]()
+    within = install._on_card
+
+    @contextlib.contextmanager
+    def coming(vae: Any, name: str, device: torch.device, number: int) -> Iterator[None]:
+        came.append(number)
+        with within(vae, name, device, number):
+            yield
+
+    monkeypatch.setattr(install, "_on_card", coming)
+    net.decode(z, room=ENOUGH)
+    assert came == [0, 1, 2, 3]
+    came.clear()
+    net.decode(z, room=0)
+    assert len(came) > 4 and came == [0, 1, 2, 3] * (len(came) // 4)
+
+
+def test_a_block_gives_its_place_to_the_next(stock: Any) -> None:
+    """On a card, which here is the CPU with weights of another type: those of one block are there, and none afterwards."""
+    net = copy.deepcopy(stock)
+    install.fuse(net)
+    name, blocks = install._chain(net)
+    weights = [block.attn.to_out.weight for block in blocks]
+    for block in blocks:
+        for module in block.modules():
+            for own in dict(module.named_parameters(recurse=False)):
+                setattr(module, f"{own}_comfy_model_dtype", torch.float64)
+    device = torch.device("meta")  # away, as a card is
+    for number in (0, 1):
+        with install._on_card(net, name, device, number):
+            there = [block.attn.to_out.weight.dtype is torch.float64 for block in blocks]
+            assert there == [each == number for each in range(len(blocks))]
+        assert [block.attn.to_out.weight for block in blocks] == weights
+
+
+def test_an_interrupt_on_the_way_leaves_nothing(net: Any, stock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    z, looks, management = torch.randn(1, 24, 7, 3, 3), list[int](), comfy.model_management
+    throw = management.throw_exception_if_processing_interrupted
+
+    def look() -> None:
+        looks.append(1)
+        if len(looks) == 3:
+            management.interrupt_current_processing()
+        throw()
+
+    monkeypatch.setattr(management, "throw_exception_if_processing_interrupted", look)
+    with pytest.raises(management.InterruptProcessingException):
+        net.decode(z.clone(), room=ENOUGH)
+    monkeypatch.undo()
+    assert left_as_it_was(net)
+    assert torch.equal(net.decode(z.clone(), room=ENOUGH), stock.decode(z.clone()))
+
+
+def test_blocks_that_are_no_chain_are_stocks(stock: Any) -> None:
+    """Another node that joins a block's result with an earlier one, for example."""
+    net, changed = copy.deepcopy(stock), copy.deepcopy(stock)
+    for each in (net, changed):
+        blocks = each.decoder.transformer_blocks
+        blocks[2].register_forward_pre_hook(lambda _block, args: (args[0] * 0.5, *args[1:]))
+    install.fuse(net)
+    z = torch.randn(1, 24, 2, 2, 2)
+    assert torch.equal(net.decode(z.clone(), room=ENOUGH), changed.decode(z.clone()))
+    assert any("no chain" in str(line) for line in LEDGER.messages)
+
+
+def test_only_a_chain_of_blocks_is_taken(stock: Any) -> None:
+    assert chain_in(stock.decoder) is not None
+    assert chain_in(stock.encoder) is None, "its levels are not called"

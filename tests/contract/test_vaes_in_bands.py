@@ -1,0 +1,205 @@
+"""What the VAEs that no family knows keep to in bands: stock's numbers, the plan's bytes, and nothing left behind."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import comfy.ldm.lightricks.vae.causal_video_autoencoder as ltx
+import comfy.model_management
+import pytest
+import torch
+from any_vaes import GLOBAL, LOCAL, AnyVae
+from live_memory import LiveBytes, no_collector
+from torch.utils._pytree import tree_leaves
+
+from bed.depth import is_thorough
+from fusestream.fusion.vae.banded import install
+from fusestream.fusion.vae.banded.plan import Plan
+from fusestream.fusion.vae.banded.rehearsal import Job
+from fusestream.fusion.vae.banded.tensor import Banded
+from fusestream.kernels_cuda import LEDGER
+
+CPU = torch.device("cpu")
+WAYS = pytest.mark.parametrize("way", ["decode", "encode"])
+EACH = pytest.mark.parametrize("kind", LOCAL.values(), ids=LOCAL)
+FEW = LOCAL if is_thorough() else {name: LOCAL[name] for name in ("LTX-2", "HunyuanVideo 1.5")}
+SOME = pytest.mark.parametrize("kind", FEW.values(), ids=FEW)
+
+
+class BytesOfBands(LiveBytes):
+    """What bands hold, which look whole, and everything else that has numbers."""
+
+    def __torch_dispatch__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, torch.Tensor):
+                held = tensor.held if isinstance(tensor, Banded) else tensor
+                if not held.is_meta:
+                    self._count(held.untyped_storage())
+        return out
+
+
+@pytest.fixture(autouse=True)
+def as_comfyui_runs(one_thread: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    # LTX's decoder divides frames by bytes: so that it does with small ones.
+    monkeypatch.setattr(ltx, "MIN_CHUNK_SIZE", 1 << 15)
+    monkeypatch.setattr(ltx, "MAX_CHUNK_SIZE", 1 << 15)
+    with torch.inference_mode():
+        yield
+
+
+@pytest.fixture(scope="module")
+def nets() -> dict[str, Any]:
+    return {}
+
+
+def net_of(nets: dict[str, Any], kind: AnyVae) -> Any:
+    if kind.name not in nets:
+        with torch.inference_mode():
+            nets[kind.name] = kind.net()
+    return nets[kind.name]
+
+
+def fused(nets: dict[str, Any], kind: AnyVae) -> Any:
+    net = copy.deepcopy(net_of(nets, kind))
+    install.fuse(net)
+    return net
+
+
+def plan_of(net: Any, way: str, given: torch.Tensor, room: int) -> Plan | str:
+    job = Job((1, *given.shape[1:]), given.dtype, CPU, CPU)
+    return net.fusestream_plans.find(net._call(way == "decode"), job, room)  # type: ignore[no-any-return]
+
+
+def peak_of(net: Any, way: str, given: torch.Tensor) -> int:
+    plan = plan_of(net, way, given, 1 << 60)
+    assert isinstance(plan, Plan) and not plan.bands
+    return plan.peak
+
+
+def call(net: Any, way: str, given: torch.Tensor, **options: Any) -> torch.Tensor:
+    torch.manual_seed(1)
+    made: torch.Tensor = getattr(net, way)(given.clone(), **options)
+    return made
+
+
+def close(got: torch.Tensor, want: torch.Tensor) -> None:
+    torch.testing.assert_close(got, want, atol=2e-5 * float(want.abs().max()), rtol=1e-4)
+
+
+@WAYS
+@EACH
+def test_bands_make_what_one_pass_makes(nets: dict[str, Any], kind: AnyVae, way: str) -> None:
+    """A wide video of several frames and a high one of a single frame, in ever less room; to rounding, because a
+    convolution may sum in another order for another width. Numbers drawn by chance are stock's, too."""
+    net, stock, most = fused(nets, kind), net_of(nets, kind), []
+    for height, width, frames in ((2, 8, 2), (9, 2, 1)):
+        given = kind.given(way, height, width, frames)
+        want, after = call(stock, way, given), torch.get_rng_state()
+        whole = peak_of(net, way, given)
+        assert torch.equal(call(net, way, given, room=whole), want), "what fits is stock's own call"
+        for share in (0.6,):
+            room = int(share * whole)
+            close(call(net, way, given, room=room), want)
+            assert torch.equal(torch.get_rng_state(), after)
+            plan = plan_of(net, way, given, room)
+            most.append(plan if isinstance(plan, str) else len(plan.bands))
+    assert any(isinstance(count, int) and count >= 2 for count in most), most
+
+
+@WAYS
+@SOME
+def test_the_plan_keeps_its_bytes(nets: dict[str, Any], kind: AnyVae, way: str) -> None:
+    net, given = fused(nets, kind), kind.given(way, 2, 8)
+    whole = peak_of(net, way, given)
+    for room in (whole, int(0.6 * whole)):
+        plan = plan_of(net, way, given, room)
+        assert isinstance(plan, Plan)
+        assert plan.peak <= room and plan.products >= plan.least
+        out = torch.empty(0)
+        with BytesOfBands(*net.parameters(), *net.buffers(), given) as live:
+            out = getattr(net, way)(given, room=room)
+            beside = out.nbytes if way == "decode" else 0  # on a host otherwise
+            assert live.now == out.untyped_storage().nbytes()
+        # Stock's own temporaries within an operation are not the plan's: a copy here and there.
+        assert live.most - beside <= 1.15 * plan.peak
+
+
+@WAYS
+@SOME
+def test_an_interrupt_on_the_way_leaves_nothing(
+    nets: dict[str, Any], monkeypatch: pytest.MonkeyPatch, kind: AnyVae, way: str
+) -> None:
+    net, given, management = fused(nets, kind), kind.given(way, 2, 8), comfy.model_management
+    room = int(0.6 * peak_of(net, way, given))
+    plan = plan_of(net, way, given, room)
+    assert isinstance(plan, Plan) and len(plan.bands) > 1
+    throw, looks = management.throw_exception_if_processing_interrupted, list[int]()
+
+    def look() -> None:
+        looks.append(1)
+        if len(looks) == 3:
+            management.interrupt_current_processing()
+        throw()
+
+    monkeypatch.setattr(management, "throw_exception_if_processing_interrupted", look)
+    with BytesOfBands(*net.parameters(), *net.buffers(), given) as live:
+        with pytest.raises(management.InterruptProcessingException):
+            getattr(net, way)(given, room=room)
+        assert live.most > live.now == 0
+    monkeypatch.undo()
+    assert not any(module._forward_pre_hooks for module in net.modules())
+    close(call(net, way, given, room=room), call(net_of(nets, kind), way, given))
+
+
+@SOME
+def test_a_batch_is_its_members(nets: dict[str, Any], kind: AnyVae) -> None:
+    net, given = fused(nets, kind), kind.given("decode", 2, 6, batch=2, frames=2)
+    room = int(0.6 * peak_of(net, "decode", given))
+    close(call(net, "decode", given, room=room), call(net_of(nets, kind), "decode", given))
+
+
+@pytest.mark.parametrize("kind", GLOBAL.values(), ids=GLOBAL)
+def test_norms_over_pictures_step_aside(nets: dict[str, Any], kind: AnyVae) -> None:
+    """What does not fit is stock's call, and the reason is said. What it takes is foretold all the same."""
+    net, given = fused(nets, kind), kind.given("decode", 2, 6, frames=2)
+    room = peak_of(net, "decode", given) // 2
+    reason = plan_of(net, "decode", given, room)
+    assert isinstance(reason, str) and "norm reads whole pictures" in reason
+    assert torch.equal(call(net, "decode", given, room=room), call(net_of(nets, kind), "decode", given))
+    assert any("all at once" in str(line) for line in LEDGER.messages)
+
+
+def test_what_another_node_does_to_a_module_is_done(nets: dict[str, Any]) -> None:
+    """A hook runs on bands, too; one that reads all of a picture lets stock compute."""
+    kind = LOCAL["HunyuanVideo 1.5"]
+    given = kind.given("decode", 2, 6, frames=2)
+    for change, in_bands in ((lambda x: x * 1.5, True), (lambda x: x - x.mean((-1, -2), keepdim=True), False)):
+        net, stock = fused(nets, kind), copy.deepcopy(net_of(nets, kind))
+        for each in (net, stock):
+            module = each.decoder.up[4].block[1]
+            module.register_forward_hook(lambda _module, _args, made, change=change: change(made))
+        room = int(0.6 * peak_of(net, "decode", given))
+        assert isinstance(plan_of(net, "decode", given, room), Plan) is in_bands
+        close(call(net, "decode", given, room=room), call(stock, "decode", given))
+
+
+def test_a_tile_is_stocks_call(nets: dict[str, Any]) -> None:
+    kind = LOCAL["LTX-2"]
+    net, stock = fused(nets, kind), net_of(nets, kind)
+    z = kind.given("decode", 2, 2)
+    assert torch.equal(call(net, "decode", z), call(stock, "decode", z))
+    assert not net.fusestream_plans._found
+
+
+def test_a_dropped_one_goes_without_a_garbage_collection(nets: dict[str, Any]) -> None:
+    kind = LOCAL["HunyuanVideo 1.5"]
+    net, given = fused(nets, kind), kind.given("decode", 2, 6, frames=2)
+    call(net, "decode", given, room=int(0.6 * peak_of(net, "decode", given)))
+    gone = weakref.ref(net)
+    with no_collector():
+        del net
+        assert gone() is None
