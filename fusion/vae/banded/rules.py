@@ -345,3 +345,6 @@ def linear(func: Any, x: Banded, *args: Any, **kwargs: Any) -> Banded:
     if not isinstance(x, Banded) or x.axis == x.ndim - 1 or _bands(args, kwargs):
         raise Unreadable("a product is along whole pictures")
     return x.like(run(func, x, x.held, *args, **kwargs), x.axis, x.span, x.whole)
+
+
+Banded.operation = staticmethod(apply)

@@ -16,7 +16,8 @@ There are three kinds, by what they hold:
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -48,6 +49,8 @@ class Banded(Tensor):
     """
 
     held: Tensor
+    operation: ClassVar[Callable[[Any, Any, Any], Any]]  # of torch, on these: rules.py sets it
+
     axis: int | None
     span: Span
     share: Share | None
@@ -124,9 +127,7 @@ class Banded(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        from .rules import apply  # noqa: PLC0415 - the rules make tensors of this class
-
-        return apply(func, args, kwargs or {})
+        return cls.operation(func, args, kwargs or {})
 
 
 def skipped(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Banded:

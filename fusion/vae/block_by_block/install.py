@@ -77,6 +77,8 @@ class ByBlocks:
         run = BlockByBlock(forward, blocks, partial(_on_card, net, name, z.device), look)
         made = [out.to("cpu") for out in run.run(calls, max(0, room - taken))]
         del calls
+        # No block is there any more. Where tiles cannot be joined on the card, they are on the host.
+        room += int(max(map(weight_bytes, blocks)) / HELD)
         there = z if joining(stocks, net.decoder, z, shape) <= room else z.to("cpu")
         return joined(stocks, net.decoder, there, made)  # type: ignore[no-any-return]
 
