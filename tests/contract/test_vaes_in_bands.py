@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import copy
+import json
 import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import comfy.ldm.lightricks.vae.causal_video_autoencoder as ltx
 import comfy.model_management
+import comfy.sd
+import comfy.utils
 import pytest
 import torch
 from any_vaes import GLOBAL, LOCAL, AnyVae
 from live_memory import LiveBytes, no_collector
+from safetensors.torch import save_file
 from torch.utils._pytree import tree_leaves
 
 from bed.depth import is_thorough
+from fusestream import fusion
 from fusestream.fusion.vae.banded import install
 from fusestream.fusion.vae.banded.plan import Plan
 from fusestream.fusion.vae.banded.rehearsal import Job
 from fusestream.fusion.vae.banded.tensor import Banded
-from fusestream.kernels_cuda import LEDGER
+from fusestream.kernels_cuda import LEDGER, KernelPolicy
 
 CPU = torch.device("cpu")
 WAYS = pytest.mark.parametrize("way", ["decode", "encode"])
@@ -203,3 +208,41 @@ def test_a_dropped_one_goes_without_a_garbage_collection(nets: dict[str, Any]) -
     with no_collector():
         del net
         assert gone() is None
+
+
+@pytest.fixture(scope="module")
+def path(nets: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A file of LTX-2's, whose metadata say how it is built."""
+    net = net_of(nets, LOCAL["LTX-2"])
+    made = tmp_path_factory.mktemp("ltx") / "ltx.safetensors"
+    config = {"config": json.dumps({"vae": net.config})}
+    save_file({name: each.clone() for name, each in net.state_dict().items()}, made, metadata=config)
+    return str(made)
+
+
+@pytest.mark.parametrize("limit", [install.LIMIT, 1 << 20], ids=["at once", "in bands"])
+def test_the_nodes_get_what_stock_gives(path: str, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    """VAE Decode and Encode, of a loaded file; and ComfyUI frees less memory for it than for stock's."""
+    monkeypatch.setattr(install, "GRAIN", 1)
+    weights, metadata = comfy.utils.load_torch_file(path, return_metadata=True)
+    ours, stock = fusion.load_vae(path, KernelPolicy()), comfy.sd.VAE(sd=weights, metadata=metadata)
+    net = ours.first_stage_model
+    net.fusestream_plans.limit = limit + install.weights_there(net, True)
+    z = LOCAL["LTX-2"].given("decode", 2, 8, 2)
+    got, want = ours.decode(z), stock.decode(z)
+    assert got.shape == want.shape and got.device == want.device and got.dtype is want.dtype
+    close(got, want)
+    assert any(bool(plan.bands) is (limit < install.LIMIT) for plan in net.fusestream_plans._found.values())
+    pixels = torch.rand(9, 64, 96, 3)
+    close(ours.encode(pixels), stock.encode(pixels))
+    tiles = {"tile_x": 4, "tile_y": 4, "overlap": 1}
+    close(ours.decode_tiled(z, **tiles), stock.decode_tiled(z, **tiles))
+    if limit == install.LIMIT:
+        plan = plan_of(net, "decode", z, 1 << 60)
+        assert isinstance(plan, Plan) and ours.memory_used_decode(z.shape, torch.float16) >= plan.peak
+
+
+def test_off_is_stocks(path: str) -> None:
+    ours = fusion.load_vae(path, KernelPolicy.of("off"))
+    assert type(ours.first_stage_model) is ltx.VideoVAE
+    assert not hasattr(ours.first_stage_model, "fusestream_plans")
