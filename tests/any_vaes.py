@@ -85,6 +85,21 @@ def kl_of_videos() -> Any:
     return autoencoder.AutoencoderKL(ddconfig=sizes | {"conv3d": True, "time_compress": 4}, embed_dim=4)
 
 
+def video_diffusion() -> Any:
+    """Stable Video Diffusion's, which takes frames for samples and mixes them."""
+    sizes = {"double_z": True, "z_channels": 4, "resolution": 256, "in_channels": 3, "out_ch": 3, "ch": 32}
+    sizes |= {"ch_mult": [1, 1, 1, 1], "num_res_blocks": 1, "attn_resolutions": [], "dropout": 0.0}
+    model = "comfy.ldm.modules"
+    return autoencoder.AutoencodingEngine(
+        regularizer_config={"target": "comfy.ldm.models.autoencoder.DiagonalGaussianRegularizer"},
+        encoder_config={"target": f"{model}.diffusionmodules.model.Encoder", "params": sizes},
+        decoder_config={
+            "target": f"{model}.temporal_ae.VideoDecoder",
+            "params": {**sizes, "video_kernel_size": [3, 1, 1], "alpha": 0.0},
+        },
+    )
+
+
 def cosmos() -> Any:
     sizes = {"z_channels": 4, "latent_channels": 4, "z_factor": 1, "resolution": 1024, "in_channels": 3}
     sizes |= {"out_channels": 3, "channels": 16, "channels_mult": [2, 2, 2], "num_res_blocks": 1, "dropout": 0.0}
@@ -136,5 +151,6 @@ GLOBAL = {
             0,
         ),
         AnyVae("Cosmos", cosmos, 4, 8, 8),
+        AnyVae("Stable Video Diffusion", video_diffusion, 4, 8, 0),
     )
 }

@@ -14,5 +14,7 @@ request.py           the arguments of a call of a VAE, and code that is the same
 memory_limits.py     how much memory they may take, and a convolution's weights (of U-Nets, too)
 resident_patcher.py  the patcher of a model that is small and used whole
 pixel_range.py       between the pixels of pictures and those of VAEs
+banded/              VAEs without a family in bands: stock's code on tensors of which a part is there
+block_by_block/      a decoder that is a transformer over tiles: a block serves all of them
 transfer.py          pixels between the host and the card
 """

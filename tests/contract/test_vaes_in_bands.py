@@ -75,7 +75,7 @@ def fused(nets: dict[str, Any], kind: AnyVae) -> Any:
 
 
 def plan_of(net: Any, way: str, given: torch.Tensor, room: int) -> Plan | str:
-    job = Job((1, *given.shape[1:]), given.dtype, CPU, CPU)
+    job = Job(tuple(given.shape), given.dtype, CPU, CPU)
     return net.fusestream_plans.find(net._call(way == "decode"), job, room)  # type: ignore[no-any-return]
 
 
@@ -164,7 +164,18 @@ def test_an_interrupt_on_the_way_leaves_nothing(
 def test_a_batch_is_its_members(nets: dict[str, Any], kind: AnyVae) -> None:
     net, given = fused(nets, kind), kind.given("decode", 2, 6, batch=2, frames=2)
     room = int(0.6 * peak_of(net, "decode", given))
+    plan = plan_of(net, "decode", given, room)
+    assert isinstance(plan, Plan) and len(plan.bands) > 1
     close(call(net, "decode", given, room=room), call(net_of(nets, kind), "decode", given))
+
+
+def test_frames_that_are_samples_are_mixed_as_stock_mixes_them(nets: dict[str, Any]) -> None:
+    kind = GLOBAL["Stable Video Diffusion"]
+    net, given = fused(nets, kind), kind.given("decode", 2, 2, batch=3)
+    want = call(net_of(nets, kind), "decode", given)
+    out = torch.empty(net.decode_output_shape(given.shape))
+    assert torch.equal(call(net, "decode", given, output_buffer=out), want) and torch.equal(out, want)
+    assert not torch.equal(call(net, "decode", given[:1], room=1 << 60), want[:1])
 
 
 @pytest.mark.parametrize("kind", GLOBAL.values(), ids=GLOBAL)

@@ -8,7 +8,7 @@ stock's own, to the bit. Where no plan is found, stock computes as ever, and the
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -31,13 +31,18 @@ GRAIN = 1 << 26  # bytes: rooms that differ by less share a plan
 REMEMBERED = 32  # plans
 
 Found = Plan | str  # or why there is none
+Foreseen = Callable[[Sequence[int]], tuple[int, ...]]
 
 
 class Plans:
-    """The plans of one network. limit: bytes that its weights and a call may take."""
+    """The plans of one network.
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
+    limit     bytes that its weights and a call may take
+    foreseen  the shape of pixels by that of latents, as the VAE object says it
+    """
+
+    def __init__(self, limit: int, foreseen: Foreseen | None = None) -> None:
+        self.limit, self.foreseen = limit, foreseen
         self._found: dict[Any, Found] = {}
 
     def find(self, call: Call, job: Job, room: int) -> Found:
@@ -69,7 +74,9 @@ class InBands:
         job = Job((1, *shape[1:]), parameter.dtype, parameter.device, parameter.device)
         found = self.fusestream_plans.find(self._call(True), job, 1 << 60)
         if isinstance(found, str):
-            raise Unreadable(found)
+            if self.fusestream_plans.foreseen is None:
+                raise Unreadable(found)
+            return self.fusestream_plans.foreseen(shape)
         return shape[0], *found.shape[1:]
 
     @torch.no_grad()
@@ -80,22 +87,24 @@ class InBands:
         room           bytes that a call may take; by default the limit decides
         """
         call = self._call(True)
+        made: Tensor
         if output_buffer is None and room is None:
-            made: Tensor = call.stocks(z, **options)
+            made = call.stocks(z, **options)
             return made
         found = self._plan(call, z, z.device, room)
         if isinstance(found, str):
-            LEDGER.say_once(f"A VAE decodes all at once, as ComfyUI does: {found}.", logging.INFO)
-            return _stocks(call, z, output_buffer, options)
+            made = self._at_once(call, found, lambda: _stocks(call, z, output_buffer, options))
+            return made
         if output_buffer is None:
-            output_buffer = torch.empty((len(z), *found.shape[1:]), dtype=z.dtype, device=z.device)
+            output_buffer = torch.empty(found.shape, dtype=z.dtype, device=z.device)
         self._hold(True, z.device)
-        out, progress = output_buffer, Progress(len(z) * max(1, len(found.bands)), shown=room is None)
-        passage = Passage(call, found, z.device, progress)
-        for at in range(len(z)):
-            one = partial(passage.decode, z[at : at + 1], out[at : at + 1], **options)
-            self._served(call, found, z, one)
-        return out
+        passage = Passage(call, found, z.device, Progress(max(1, len(found.bands)), shown=room is None))
+        try:
+            self._served(call, found, z, partial(passage.decode, z, output_buffer, **options), z.device)
+        except Unreadable as error:
+            made = self._at_once(call, str(error), lambda: _stocks(call, z, output_buffer, options))
+            return made
+        return output_buffer
 
     @torch.no_grad()
     def encode(self, x: Tensor, device: torch.device | None = None, room: int | None = None, **options: Any) -> Any:
@@ -111,14 +120,18 @@ class InBands:
         device = device or x.device
         found = self._plan(call, x, device, room)
         if isinstance(found, str):
-            LEDGER.say_once(f"A VAE encodes all at once, as ComfyUI does: {found}.", logging.INFO)
-            return call(x if call.brings else x.to(device), device)
+            return self._at_once(call, found, lambda: call(x if call.brings else x.to(device), device))
         self._hold(False, device)
-        progress = Progress(len(x) * max(1, len(found.bands)), shown=room is None)
-        passage = Passage(call, found, device, progress)
-        return torch.cat(
-            [self._served(call, found, x, partial(passage.encode, x[at : at + 1]), device) for at in range(len(x))]
-        )
+        passage = Passage(call, found, device, Progress(max(1, len(found.bands)), shown=room is None))
+        try:
+            return self._served(call, found, x, partial(passage.encode, x), device)
+        except Unreadable as error:
+            return self._at_once(call, str(error), lambda: call(x if call.brings else x.to(device), device))
+
+    def _at_once(self, call: Call, reason: str, run: Callable[[], Any]) -> Any:
+        what = "decodes" if call.decodes else "encodes"
+        LEDGER.say_once(f"A VAE {what} all at once, as ComfyUI does: {reason}.", logging.INFO)
+        return run()
 
     def _call(self, decodes: bool) -> Call:
         net: Any = self
@@ -126,7 +139,8 @@ class InBands:
         return Call(net, stocks, decodes)
 
     def _plan(self, call: Call, given: Tensor, device: torch.device, room: int | None) -> Found:
-        job = Job((1, *given.shape[1:]), given.dtype, given.device, device)
+        # All samples at once, as stock has them: some networks mix them.
+        job = Job(tuple(given.shape), given.dtype, given.device, device)
         if room is None:
             room = room_for(self, call.decodes)
             if on_card(device):
@@ -139,10 +153,7 @@ class InBands:
         own = tuple(name for name, _ in net.named_parameters() if not name.startswith(others))
         hold_alone(net, device, own, others)
 
-    def _served(
-        self, call: Call, plan: Plan, given: Tensor, run: Callable[[], Any], device: torch.device | None = None
-    ) -> Any:
-        device = device or given.device
+    def _served(self, call: Call, plan: Plan, given: Tensor, run: Callable[[], Any], device: torch.device) -> Any:
         limit = self.fusestream_plans.limit
         most = max(int(HELD * plan.peak), limit - OTHERS - weights_there(self, call.decodes))
         request = Request(STANDARD, device, most, on_card(device), on_card(device))
@@ -183,25 +194,38 @@ def obstacle(vae: Any) -> str | None:
 
 
 def memory_used(vae: Any, stocks: Callable[..., int], decodes: bool, shape: torch.Size, dtype: torch.dtype) -> int:
-    """Bytes that a decoding or encoding takes in addition to the weights, for any number of
-    samples. ComfyUI frees so many. stocks: its own answer, if there is no plan."""
+    """Bytes that a decoding or encoding of one sample takes in addition to the weights. ComfyUI frees
+    so many, and gives as many samples at once as fit. stocks: its own answer, if there is no plan."""
     net = vae.first_stage_model
-    origin = vae.device if decodes else torch.device("cpu")
-    job = Job((1, *shape[1:]), dtype, origin, torch.device(vae.device))
+    device = _numbered(torch.device(vae.device))
+    job = Job((1, *shape[1:]), dtype, device if decodes else torch.device("cpu"), device)
     found = net.fusestream_plans.find(net._call(decodes), job, room_for(net, decodes))
     if isinstance(found, str):
         return stocks(shape, dtype)
     return with_workspaces(int(HELD * found.peak), dtype)
 
 
-def fuse(net: Any, limit: int = LIMIT) -> None:
+def _numbered(device: torch.device) -> torch.device:
+    """The device as its tensors name it."""
+    return torch.device("cuda", torch.cuda.current_device()) if str(device) == "cuda" else device
+
+
+def fuse(net: Any, limit: int = LIMIT, foreseen: Foreseen | None = None) -> None:
     """Let stock's network decode and encode in bands, in place."""
-    mix(net, InBands, fusestream_plans=Plans(limit))
+    mix(net, InBands, fusestream_plans=Plans(limit, foreseen))
+
+
+def _foreseen(channels: int, ratios: Any, shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape of pixels by that of latents. ratios: of a side, or functions of frames and sides."""
+    sides = shape[2:]
+    factors = ratios if isinstance(ratios, tuple) else (ratios,) * len(sides)
+    made = (each(side) if callable(each) else side * each for each, side in zip(factors, sides, strict=True))
+    return shape[0], channels, *(int(side) for side in made)
 
 
 def install(vae: Any) -> None:
     """Let a stock VAE object to which there is no `obstacle` compute in bands, and free only as
     much memory as it takes."""
-    fuse(vae.first_stage_model)
+    fuse(vae.first_stage_model, foreseen=partial(_foreseen, vae.output_channels, vae.upscale_ratio))
     vae.memory_used_decode = partial(memory_used, vae, vae.memory_used_decode, True)
     vae.memory_used_encode = partial(memory_used, vae, vae.memory_used_encode, False)

@@ -1,4 +1,4 @@
-"""A decoding or an encoding of one sample by a plan."""
+"""A decoding or an encoding by a plan."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Passage:
         self._call, self._plan, self._device, self._progress = call, plan, device, progress
 
     def decode(self, given: Tensor, out: Tensor, **options: Any) -> None:
-        """Latents [1, z, ...] into pixels of any type on any device. options: of stock's method."""
+        """Latents [b, z, ...] into pixels of any type on any device. options: of stock's method."""
         self._run(given, lambda _dtype: out, options)
 
     def encode(self, given: Tensor) -> Tensor:
-        """Pixels [1, 3, ...] on any device to latents on the passage's."""
+        """Pixels [b, 3, ...] on any device to latents on the passage's."""
         made = torch.empty(0)
 
         def place(dtype: torch.dtype) -> Tensor:

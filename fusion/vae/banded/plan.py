@@ -23,6 +23,7 @@ from .tensor import Banded, Unreadable
 SHORT = {True: 2, False: 9}  # frames of a short rehearsal, by whether it decodes
 MOST_BANDS = 64  # fewer, if a band would be less than half of what lies around it
 LITTLE = 0.9  # of the bytes of one call: bands that need more, and do not fit, are not worth their work
+WORTH = 0.05  # share of products for which no further module is rehearsed in full
 MODULES = 6  # at most so many are tried
 
 
@@ -39,7 +40,7 @@ class Plan:
     """begin, end  names of the modules where bands begin and end; empty: the input, the result
     dim            the dimension that is cut, from the end
     bands          none: all at once
-    shape          of the result, of one sample
+    shape          of the result
     peak           most bytes at a time on the device, without weights
     products       multiplications; least: of all at once
     """
@@ -79,7 +80,7 @@ def planned(call: Call, job: Job, room: int) -> Plan:
             reasons.append(f"{name or 'its input'}: {error}")
     found: Plan | None = None
     for guess, way in sorted(ways, key=lambda each: each[0]):
-        if found is not None and found.peak <= room and guess >= found.repeated:
+        if found is not None and found.peak <= room and guess >= found.repeated - WORTH:
             break
         try:
             plan = way.smallest(room)

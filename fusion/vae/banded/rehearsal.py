@@ -55,7 +55,7 @@ class Call:
 class Job:
     """What a call is given.
 
-    shape   of the input, one sample
+    shape   of the input
     dtype   in which it is given
     origin  the device that has it
     device  the device that computes
