@@ -184,7 +184,7 @@ class _Way:
         most = min(MOST_BANDS, self._sides // self._unit, 2 * self._sides // max(1, around))
         if most < 2:
             raise Unreadable("it is too small for two bands")
-        count = 2
+        count, room = 2, max(room, before)  # no band is to be smaller than what is whole
         while True:
             bands = self.bands(count)
             widths = [band.enters[1] - band.enters[0] for band in bands]
