@@ -42,7 +42,7 @@ class Plan:
     bands          none: all at once
     shape          of the result
     peak           most bytes at a time on the device, without weights
-    products       multiplications; least: of all at once
+    products       multiplications, about; least: of all at once
     """
 
     begin: str
