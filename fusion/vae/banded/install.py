@@ -1,8 +1,10 @@
 """A stock VAE object whose network decodes and encodes in bands, if one call takes too much.
 
 Stock's `VAE` hands a buffer on the host, or pixels there, to networks with `comfy_has_chunked_io`,
-and asks beforehand how many bytes a call takes. Both answers come of a plan. A call that fits is
-stock's own, to the bit. Where no plan is found, stock computes as ever, and the reason is said.
+and asks beforehand how many bytes a call takes. Both answers come of a plan. A call for which a card
+has the room, or can free it, is stock's own, to the bit: bands repeat work, and no other model on
+the card is worth that. Other calls keep within the limit. Where no plan is found, stock computes as
+ever, and the reason is said.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ from .tensor import Unreadable
 
 HALVES = {True: ("decoder.", "post_quant_conv."), False: ("encoder.", "quant_conv.")}
 GRAIN = 1 << 26  # bytes: rooms that differ by less share a plan
+ENDLESS = 1 << 60  # a room for everything at once
+KEPT = 3 << 29  # bytes of a card that are left to the desktop and to libraries
 REMEMBERED = 32  # plans
 
 Found = Plan | str  # or why there is none
@@ -72,7 +76,7 @@ class InBands:
         net: Any = self
         parameter = next(net.parameters())
         job = Job((1, *shape[1:]), parameter.dtype, parameter.device, parameter.device)
-        found = self.fusestream_plans.find(self._call(True), job, 1 << 60)
+        found = self.fusestream_plans.find(self._call(True), job, ENDLESS)
         if isinstance(found, str):
             if self.fusestream_plans.foreseen is None:
                 raise Unreadable(found)
@@ -144,7 +148,11 @@ class InBands:
         if room is None:
             room = room_for(self, call.decodes)
             if on_card(device):
-                room = min(room, _grained(int(comfy.model_management.get_free_memory(device) / HELD)))
+                free = _grained(int(comfy.model_management.get_free_memory(device) / HELD))
+                at_once = self.fusestream_plans.find(call, job, ENDLESS)
+                if isinstance(at_once, str) or at_once.peak <= free:
+                    return at_once
+                room = min(room, free)
         return self.fusestream_plans.find(call, job, room)
 
     def _hold(self, decodes: bool, device: torch.device) -> None:
@@ -168,6 +176,14 @@ def weights_there(net: Any, decodes: bool) -> int:
 def room_for(net: Any, decodes: bool) -> int:
     """Bytes that may be in use at a time beside the weights."""
     return _grained(int((net.fusestream_plans.limit - weights_there(net, decodes)) / HELD))
+
+
+def can_free(net: Any, decodes: bool, device: torch.device) -> int:
+    """Bytes that may be in use at a time if other models leave the device."""
+    if not on_card(device):
+        return room_for(net, decodes)
+    total = int(comfy.model_management.get_total_memory(device))
+    return _grained(int((total - KEPT - weights_there(net, decodes)) / HELD))
 
 
 def _grained(room: int) -> int:
@@ -199,7 +215,9 @@ def memory_used(vae: Any, stocks: Callable[..., int], decodes: bool, shape: torc
     net = vae.first_stage_model
     device = _numbered(torch.device(vae.device))
     job = Job((1, *shape[1:]), dtype, device if decodes else torch.device("cpu"), device)
-    found = net.fusestream_plans.find(net._call(decodes), job, room_for(net, decodes))
+    found = net.fusestream_plans.find(net._call(decodes), job, ENDLESS)
+    if isinstance(found, Plan) and found.peak > can_free(net, decodes, device):
+        found = net.fusestream_plans.find(net._call(decodes), job, room_for(net, decodes))
     if isinstance(found, str):
         return stocks(shape, dtype)
     return with_workspaces(int(HELD * found.peak), dtype)
