@@ -56,8 +56,6 @@ def obstacle(
                 hooks = None  # stock's `__call__` runs the hooks of the block itself
             if "forward" in module.__dict__ or hooks:
                 return f"another node has changed how a {type(module).__name__} of the text encoder computes"
-            if getattr(module, "pre_quant_scale", None) is not None:
-                return "the weights are quantised in a way (AWQ) that only ComfyUI computes"
     return None
 
 

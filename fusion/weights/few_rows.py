@@ -69,6 +69,8 @@ def stored(module: Any, h: Tensor, policy: KernelPolicy) -> StoredRows | None:
     """An operation's weight as it is stored on h's device; None: it must be converted to fp16
     first."""
     weight = module._parameters.get("weight")
+    if module._parameters.get("pre_quant_scale") is not None:  # `operands` has it in the matrix
+        return None
     if policy.mode("few_rows") == "off" or module.weight_function or weight is None or not is_here(module, h.device):
         return None
     found = storage_of(weight).few_rows()

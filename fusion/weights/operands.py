@@ -4,6 +4,7 @@
                 and v of a block are one matrix if they are adjacent (`packed`)
     converted   any other storage: one saturating pass (`storage.py`) into new memory
     changed     by functions of other nodes, or by a LoRA that is added to the converted copy
+    scaled      by the file's scales of inputs (AWQ), one for each column
     brought     from another device, by ComfyUI's `cast_bias_weight`, which applies patches on the
                 way. It reuses a few buffers: the last weight stays in its buffer, the others are
                 copied out
@@ -63,11 +64,13 @@ class operands:
         for module in self._modules:
             own = module._parameters
             weight, bias = own.get("weight"), own.get("bias")
-            if weight is None or _lie_as_wanted(module, weight, bias, kind, device):
+            scale = own.get("pre_quant_scale")
+            if scale is None and (weight is None or _lie_as_wanted(module, weight, bias, kind, device)):
                 found.append(Weights(weight, bias))
-            else:
-                self._held = self._held or contextlib.ExitStack()
-                found.append(self._made(module, is_last=module is self._modules[-1]))
+                continue
+            self._held = self._held or contextlib.ExitStack()
+            made = self._made(module, is_last=module is self._modules[-1])
+            found.append(made if scale is None else Weights(made.matrix * scale.to(made.matrix), made.bias))
         return found
 
     def __exit__(

@@ -8,11 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 import comfy.ops
+import int8_files
 import pytest
 import torch
 from torch import Tensor, nn
 
 from fusestream.fusion.weights import operands as module
+from fusestream.fusion.weights.few_rows import few_products
 from fusestream.fusion.weights.lora import Added, Pair
 from fusestream.fusion.weights.operands import Weights, operands, packed
 from fusestream.kernels_cuda import KernelPolicy
@@ -118,6 +120,23 @@ def test_a_lora_on_the_way_is_added_in_fp16_to_a_copy() -> None:
         one.weight_function = [Added([]), lambda t, seen=seen: seen.append(t.dtype) or t]
         taken(one)
         assert seen == [torch.float32], "beside a function of another node that one's precision counts"
+
+
+@pytest.mark.parametrize("stored", ["one scale", "rows", "plain"])
+def test_scales_of_inputs_are_in_the_columns(stored: str) -> None:
+    """As files of AWQ have them: also for a few rows, which else read weights as they are stored."""
+    made = linear() if stored == "plain" else int8_files.linear_of_file(int8_files.KINDS[stored], 64, 256, bias=False)
+    weight = made.weight if stored == "plain" else made.weight.dequantize()
+    plain = weight.detach().clone()
+    made.pre_quant_scale = nn.Parameter(1 + torch.rand(weight.shape[1]), requires_grad=False)
+    wanted = plain.float() * made.pre_quant_scale
+    [own] = taken(made)
+    assert torch.allclose(own.matrix.float(), wanted, rtol=2e-3, atol=1e-6)
+    h = torch.randn(2, weight.shape[1]).half()
+    [product] = few_products(h, (made,), KernelPolicy())
+    assert torch.allclose(product, h.float() @ wanted.T, atol=3e-2, rtol=1e-2)
+    now = made.weight if stored == "plain" else made.weight.dequantize()
+    assert torch.equal(now, plain), "not in place"
 
 
 def test_of_several_that_are_brought_none_overwrites_another(monkeypatch: pytest.MonkeyPatch) -> None:
