@@ -19,7 +19,7 @@ and nothing else changes:
     Qwen3, Mistral  which three layers Flux.2 reads, where an option tells that there are fewer
     LTX-2.3         the sizes of its text projection
     Qwen3 4B        its layers
-    Qwen, Llama     of a small vocabulary: a token beyond it stands for one in it
+    Text encoders   of a small vocabulary: a token beyond it stands for one in it
 
 Mistral's tokenizer is read with transformers 5.15 and later, too, for which ComfyUI 0.30 is too old.
 A full-size file loads as ever: at published sizes each rule gives the number that stock has.
@@ -49,7 +49,7 @@ def opened(comfy: Any) -> Iterator[None]:
             *(networks.read_sizes, networks.match_loosely, networks.make_parts_to_measure),
             *(networks.read_encoder_width, networks.make_adapter_to_measure),
             *(encoders.read_as_many_layers, encoders.read_qwen3, encoders.read_clip, encoders.read_parts),
-            *(encoders.fold_tokens, encoders.fold_qwen3_vl, encoders.read_tekken),
+            *(encoders.fold_tokens, encoders.read_tekken),
         ):
             change(comfy, replace)
         yield

@@ -34,28 +34,12 @@ def read_qwen3(comfy: Any, replace: Replace) -> None:
     replace(comfy.sd, "load_text_encoder_state_dicts", load)
 
 
-# Stock's encoders whose tokenizers have more words than the small files.
-FOLDED = {
-    "anima": "Qwen3_06BModel",
-    "hunyuan_image": "Qwen25_7BVLIModel",
-    "hunyuan_video": "LLAMAModel",
-    "minimax": "MiniMaxH3ClipModel",
-    "omnigen2": "Qwen25_3BModel",
-    "qwen_image": "Qwen25_7BVLIModel",
-    "z_image": "Qwen3_4BModel",
-}
-
-
 def fold_tokens(comfy: Any, replace: Replace) -> None:
     """Of the tokens that a small vocabulary lacks, padding stays padding, and the others stand for
     some that it has.
     """
-    stock = comfy.text_encoders
-    for kind in (
-        *(getattr(getattr(stock, module), name) for module, name in FOLDED.items()),
-        *(stock.flux.Qwen3_4BModel, stock.flux.Qwen3_8BModel),
-    ):
-        replace(kind, "__init__", _folding(kind.__init__))
+    kind = comfy.sd1_clip.SDClipModel
+    replace(kind, "__init__", _folding(kind.__init__))
 
 
 def _folding(stock: Callable[..., None]) -> Callable[..., None]:
@@ -96,19 +80,6 @@ def read_clip(comfy: Any, replace: Replace) -> None:
         stock(self, *args, model_options=given, **options)
 
     replace(comfy.sd.CLIP, "__init__", construct)
-
-
-def fold_qwen3_vl(comfy: Any, replace: Replace) -> None:
-    """Pictures among the tokens stay."""
-    kind = comfy.text_encoders.qwen3vl.Qwen3VLClipModel
-    stock = kind.process_tokens
-
-    def process(self: Any, tokens: Any, device: Any) -> Any:
-        last = self.transformer.get_input_embeddings().weight.shape[0] - 1
-        folded = [[one % last if isinstance(one, int) and one > last else one for one in prompt] for prompt in tokens]
-        return stock(self, folded, device)
-
-    replace(kind, "process_tokens", process)
 
 
 # ----------------------------------------------------------------------------- layers that are read

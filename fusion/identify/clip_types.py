@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import comfy.sd
+import comfy.utils
 
 from ..base.errors import WrongFile
 from ..files.completeness import naming
@@ -35,11 +36,22 @@ SEVERAL: Mapping[Any, Mapping[str, str]] = {
     TE.GEMMA_2_2B: {"lumina2": "Lumina 2", "pixeldit": "PixelDiT"},
 }  # fmt: skip
 
+# Encoders that read a prompt beside another one alone, and the other.
+BESIDE: Mapping[Any, tuple[str, str]] = {
+    TE.BYT5_SMALL_GLYPH: ("ByT5", "Qwen2.5-VL 7B (HunyuanImage, HunyuanVideo 1.5)"),
+    TE.JINA_CLIP_2: ("Jina CLIP 2", "Gemma 3 4B (NewBie)"),
+}
+# Where Qwen3-VL's authors have its layers, and where stock's networks have them.
+LAYERS = {"model.language_model.": "model."}
+
 
 def kind_of(info: CheckpointInfo, wanted: str) -> Any:
     """Stock's CLIPType for a file. wanted: the type that the user chose, in lower case, or
     `AUTO`."""
     path, family, model = info.path, info.family, encoder_of(info)
+    if model in BESIDE:
+        own, other = BESIDE[model]
+        raise WrongFile(f"{path} is {own}, which reads prompts beside {other} alone: choose that file as well.")
     if wanted != AUTO:
         found = getattr(Kind, wanted.upper(), None)
         if found is None:
@@ -68,3 +80,14 @@ def encoder_of(info: CheckpointInfo) -> Any:
 def choices_of(types: Mapping[str, str]) -> str:
     """Types, each with the model that it is for, in words."""
     return ", ".join(f"{kind} for {use}" for kind, use in types.items())
+
+
+def as_read(tensors: Mapping[str, Any], kind: Any) -> dict[str, Any]:
+    """A file's tensors under the names by which stock's encoder of this CLIPType takes them. For
+    Flux.2 klein it reads Qwen3-VL as a Qwen3, and leaves its layers where they are, as it does for
+    no other type."""
+    is_seen = any(name.startswith("model.visual.deepstack_merger_list.") for name in tensors)
+    if kind not in (Kind.FLUX, Kind.FLUX2) or not is_seen:
+        return dict(tensors)
+    found: dict[str, Any] = comfy.utils.state_dict_prefix_replace(dict(tensors), LAYERS)
+    return found

@@ -29,6 +29,7 @@ from ..base.subclassing import mix
 from ..files.checkpoint_parts import NETWORK, CheckpointParts, Tensors
 from ..files.completeness import naming, naming_each, say_leftovers
 from ..files.llama_cpp import has_no_vision
+from ..identify.clip_types import as_read
 from ..stream import no_head, no_vision
 from ..stream.blocks import blocks_of, found_in
 from ..stream.embedding import FileEmbedding
@@ -99,7 +100,7 @@ def text_encoder(
     headers = [file.header for file in files]
     quietly = no_vision.unheard() if any(map(has_no_vision, headers)) else contextlib.nullcontext()
     with build.naming_files(source):
-        given = _Given(file.tensors() for file in files)  # stock renames the tensors in this list
+        given = _Given(as_read(file.tensors(), kind) for file in files)  # stock renames the tensors in this list
         wide = list(map(filling.is_wide, given))
         with naming_each(headers), build.dropping_bytes(), quietly:
             clip: Any = comfy.sd.load_text_encoder_state_dicts(

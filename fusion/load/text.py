@@ -128,7 +128,10 @@ def stocks(request: LoadRequest) -> Any:
     given = {one.info.path: one for one in read}
     with naming_each([info.header for info in told.infos]):
         clip: Any = comfy.sd.load_text_encoder_state_dicts(
-            [given[info.path].plain(more) for info, more in zip(told.infos, told.borrowed, strict=True)],
+            [
+                clip_types.as_read(given[info.path].plain(more), told.clip_type)
+                for info, more in zip(told.infos, told.borrowed, strict=True)
+            ],
             request.embedding_folders,
             told.clip_type,
             model_options=told.options,

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ...base.specimen import Specimen
 
 QUERY = re.compile(r"encoder\.block\.\d+\.layer\.0\.SelfAttention\.q\.weight")
+PILE_MARK, PILE_HEIGHT = "encoder.block.23.layer.1.DenseReluDense.wi_1.weight", (5120,)
 LATER_BIAS = re.compile(r"encoder\.block\.[1-9]\d*\.layer\.0\.SelfAttention\.relative_attention_bias\.weight")
 
 
@@ -36,7 +37,14 @@ def _is_t5(header: WeightFile) -> bool:
 
 def _is_umt5(header: WeightFile) -> bool:
     """UMT5 has a relative bias in every block, T5 in its first one."""
-    return any(LATER_BIAS.fullmatch(name) for name in header.extents)
+    return any(LATER_BIAS.fullmatch(name) for name in header.extents) and not _is_pile_t5(header)
+
+
+def _is_pile_t5(header: WeightFile) -> bool:
+    """Pile-T5 XL (AuraFlow) is built as UMT5 is. ComfyUI knows it by this matrix, and has its
+    tokenizer."""
+    up = header.extents.get(PILE_MARK)
+    return up is not None and up.shape[:1] == PILE_HEIGHT
 
 
 def _expects(header: WeightFile) -> Expected:

@@ -11,6 +11,7 @@ from ...base.family import Expected, Shape
 BLOCK = re.compile(r"encoder\.block\.(\d+)\.(.+)")
 BIAS = "layer.0.SelfAttention.relative_attention_bias.weight"
 QUERY = "layer.0.SelfAttention.q.weight"
+NORM = "layer.0.layer_norm.weight"
 OUT = "layer.1.DenseReluDense.wo.weight"
 GATED = ("layer.1.DenseReluDense.wi_0.weight", "layer.1.DenseReluDense.wi_1.weight")
 PLAIN = ("layer.1.DenseReluDense.wi.weight",)
@@ -30,15 +31,13 @@ def expected(header: WeightFile) -> Expected:
             blocks.setdefault(int(found[1]), {})[found[2]] = extent.shape
     if list(blocks.get(XXL[1] - 1, ())) == MARK:
         del blocks[XXL[1] - 1]
-    first_up = _plain(QUERY, blocks)  # [inner, width]
-    out = _plain(OUT, blocks)  # [width, ffn]
-    inner, width = first_up or (None, None)
-    ffn = out[1] if out else None
+    has = Counter(name for inside in blocks.values() for name in inside)
+    up = PLAIN if has[PLAIN[0]] else GATED
+    # By rows: a packed matrix has as many.
+    inner, width, ffn = (_rows(name, blocks) for name in (QUERY, NORM, up[0]))
     count = max(blocks, default=-1) + 1
     if ffn == XXL[0]:
         count = max(count, XXL[1])
-    has = Counter(name for inside in blocks.values() for name in inside)
-    up = PLAIN if has[PLAIN[0]] else GATED
     every = has[BIAS] > 1 or (has[BIAS] == 1 and BIAS not in blocks.get(0, {}))
 
     shapes: dict[str, Shape | None] = {"shared.weight": (None, width), "encoder.final_layer_norm.weight": (width,)}
@@ -46,7 +45,7 @@ def expected(header: WeightFile) -> Expected:
         here: dict[str, Shape | None] = {
             **{f"layer.0.SelfAttention.{part}.weight": (inner, width) for part in "qkv"},
             "layer.0.SelfAttention.o.weight": (width, inner),
-            "layer.0.layer_norm.weight": (width,),
+            NORM: (width,),
             "layer.1.layer_norm.weight": (width,),
             **dict.fromkeys(up, (ffn, width)),
             OUT: (width, ffn),
@@ -65,7 +64,7 @@ def expected(header: WeightFile) -> Expected:
     return Expected(shapes, doubts=doubts)
 
 
-def _plain(name: str, blocks: dict[int, dict[str, tuple[int, ...]]]) -> tuple[int, ...] | None:
-    """The most frequent shape of a matrix in the blocks."""
-    found = Counter(inside[name] for inside in blocks.values() if len(inside.get(name, ())) == 2)
+def _rows(name: str, blocks: dict[int, dict[str, tuple[int, ...]]]) -> int | None:
+    """The most frequent number of rows of a tensor in the blocks."""
+    found = Counter(inside[name][0] for inside in blocks.values() if inside.get(name))
     return found.most_common(1)[0][0] if found else None
