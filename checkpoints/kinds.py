@@ -4,6 +4,7 @@ stands in its metadata.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -124,6 +125,7 @@ def _catalogue() -> dict[str, Kind]:
     for name, language in {"mistral3": text.MISTRAL3, "ministral3": text.MINISTRAL3}.items():
         kinds[name] = encoder(name, text.llama, language, TEXT_STORAGES, narrow=True, finish=_with_tekken)
     kinds["qwen3_vl"] = encoder("qwen3_vl", text.qwen3_vl, text.QWEN3_VL, TEXT_STORAGES)
+    kinds["krea2_te"] = encoder("krea2_te", text.qwen3_vl, text.KREA2_TE, TEXT_STORAGES, narrow=True)
     kinds["qwen25_vl"] = encoder("qwen25_vl", text.qwen25_vl, text.QWEN25_VL, TEXT_STORAGES, narrow=True)
     kinds["gemma3"] = encoder("gemma3", text.gemma3, text.GEMMA3, TEXT_STORAGES, narrow=True, finish=gemma)
     minimax_text = partial(encoder, "minimax_h3_te", text.minimax_h3_te, text.MINIMAX_H3_TE)
@@ -136,6 +138,22 @@ def _catalogue() -> dict[str, Kind]:
     kinds["byt5"] = encoder("byt5", text.t5xxl, text.BYT5, PLAIN)
     projection = partial(encoder, "ltx23_text_projection", video.ltx_text_projection)
     kinds["ltx23_text_projection"] = projection(video.LTX["ltx23"], PLAIN, narrow=True)
+    kinds["ltx23_checkpoint"] = Kind(
+        "checkpoints",
+        "ltx23_checkpoint",
+        video.ltx_checkpoint,
+        video.LTX["ltx23"],
+        metadata=video.ltx_checkpoint_metadata(video.LTX["ltx23"]),
+        narrow=True,
+    )
+    kinds["ltx23_upsampler"] = Kind(
+        "latent_upscale_models",
+        "ltx23_upsampler",
+        vaes.ltx_upsampler,
+        vaes.LATENT_WIDTH,
+        PLAIN,
+        {"config": json.dumps(vaes.ltx_upsampler_config(vaes.LATENT_WIDTH))},
+    )
     for name, finish in {"clip_vision": None, "clip_vision_open_clip": spellings.open_clip_vision}.items():
         kinds[name] = Kind("clip_vision", "clip_vision", text.clip_vision, text.CLIP_VISION, finish=finish)
 
@@ -143,6 +161,10 @@ def _catalogue() -> dict[str, Kind]:
     kinds["wan22_vae"] = Kind("vae", "wan22_vae", vaes.wan22_vae, vaes.WAN22)
     for name, vae in vaes.KL_VAES.items():
         kinds[name] = Kind("vae", name, vaes.kl_vae, vae, narrow=True)
+    kinds["minimax_video_vae"] = Kind("vae", "minimax_video_vae", vaes.minimax_video, vaes.MINIMAX_VIDEO, narrow=True)
+    kinds["minimax_audio_vae"] = Kind(
+        "vae", "minimax_audio_vae", vaes.minimax_audio, vaes.MINIMAX_AUDIO, PLAIN, narrow=True
+    )
     for name, one in lora.LORAS.items():
         kinds[name] = Kind("loras", name, lora.table_of, one, PLAIN)
     return kinds

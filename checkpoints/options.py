@@ -23,6 +23,7 @@ T5_ATTENTION = "encoder.block.0.layer.0.SelfAttention"
 BYT5_KEYS = 384  # stock's mark, too
 CLIP_FIRST = "text_model.encoder.layers.0.mlp.fc1.weight"
 LAYER = "model.layers.0."
+WORDS = "model.embed_tokens.weight"
 HEAD_NORM = f"{LAYER}self_attn.q_norm.weight"
 GEMMA_MARK = f"{LAYER}post_feedforward_layernorm.weight"
 GEMMA3_MARK = "model.layers.47.self_attn.q_norm.weight"
@@ -37,15 +38,20 @@ BY_WIDTH = {5120: "mistral3_24b", 3072: "ministral3_3b"}
 
 def model_options(*paths: Path) -> dict[str, Config]:
     """What to give stock's `load_clip` for these files together, by the shapes in their headers."""
+    return options_of(*map(shapes, paths))
+
+
+def options_of(*files: Shapes) -> dict[str, Config]:
+    """The same for files of these shapes."""
     options: dict[str, Config] = {}
-    for found in map(shapes, paths):
+    for found in files:
         if CLIP_FIRST in found:
             # Under the bare name: what stands under `clip_l_model_config`, stock overwrites for
             # every file of this kind.
             options["model_config"] = clip_config(found)
         elif "shared.weight" in found:
             options[f"{t5_name(found)}_model_config"] = t5_config(found)
-        elif not any(name.startswith(PROJECTION) for name in found):
+        elif WORDS in found:
             options[f"{decoder_name(found)}_model_config"] = llama_config(found)
     return options
 
@@ -69,7 +75,7 @@ def decoder_name(shape: Shapes) -> str:
     biases = shape.get(f"{LAYER}self_attn.k_proj.bias")
     if biases is not None:
         return BY_KEY_BIASES[biases[0]]
-    width = shape["model.embed_tokens.weight"][1]
+    width = shape[WORDS][1]
     return QWEN3_BY_WIDTH[width] if HEAD_NORM in shape else BY_WIDTH.get(width, "llama")
 
 
@@ -101,7 +107,7 @@ def clip_config(shape: Shapes) -> Config:
 def llama_config(shape: Shapes) -> Config:
     """Of a language model. No size tells a head's width without norms of heads: stock fixes it."""
     head = shape.get(HEAD_NORM, (256 if GEMMA_MARK in shape else 128,))[0]
-    vocabulary, width = shape["model.embed_tokens.weight"]
+    vocabulary, width = shape[WORDS]
     query, key = (shape[f"{LAYER}self_attn.{part}_proj.weight"][0] // head for part in "qk")
     return {
         "vocab_size": vocabulary,

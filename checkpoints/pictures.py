@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .text import CLIP_WIDTH, QWEN3, T5_WIDTH
+from .text import CLIP_WIDTH, KREA2_TE, QWEN3, T5_WIDTH
 from .video import MODULATION
 from .wan import FREQUENCIES, HEAD
 from .weights import Rows, Table, Tree, conv, gain, linear, norm, normal, tree
@@ -206,8 +206,8 @@ class KreaSize:
 
     dim: int = 256
     layers: int = 3
-    text: int = KREA_HEADS * 8
-    read: int = 2
+    text: int = KREA2_TE.language.width
+    read: int = 12
 
 
 KREA = KreaSize()

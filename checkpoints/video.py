@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
+from . import vaes
 from .text import GEMMA3
 from .wan import FREQUENCIES, HEAD, SHARP
 from .weights import Rows, Table, Tree, conv, gain, linear, norm, normal, tree
@@ -162,6 +163,17 @@ def ltx_text_projection(size: LtxSize) -> Table:
             "text_embedding_projection.video_aggregate_embed": linear(size.video, read),
         }
     )
+
+
+def ltx_checkpoint(size: LtxSize) -> Table:
+    """The release: the transformer, what it makes of the prompt, and the VAEs in one file."""
+    model = {f"model.diffusion_model.{name}": spec for name, spec in ltx(size).items()}
+    return model | ltx_text_projection(size) | vaes.ltx_vaes()
+
+
+def ltx_checkpoint_metadata(size: LtxSize) -> dict[str, str]:
+    """The configuration of all parts."""
+    return {"config": json.dumps({**json.loads(ltx_metadata(size)["config"]), **vaes.ltx_vae_config()})}
 
 
 # --------------------------------------------------------------------------------- HunyuanVideo 1.5

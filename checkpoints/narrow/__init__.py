@@ -14,12 +14,14 @@ and nothing else changes:
     Anima           the widths of 2048 and 5120, what stock derives from them, and its adapter
     HuMo, Animate   the layers of audio_proj; those of motion_encoder and face_encoder
     VAEs (KL)       the encoder's base width of 128
+    VAEs (MiniMax)  all sizes
     CLIP            widths and layers of the text encoders within whole checkpoints
     Qwen2.5-VL, Gemma 3 12B, MiniMax H3's Qwen3-VL   the sizes of their eyes
     Qwen3, Mistral  which three layers Flux.2 reads, where an option tells that there are fewer
     LTX-2.3         the sizes of its text projection
-    Qwen3 4B        its layers
-    Text encoders   of a small vocabulary: a token beyond it stands for one in it
+    Text encoders   their sizes, where nobody hands them over; of a small vocabulary, a token
+                    beyond it stands for one in it
+    Krea 2's encoder all sizes
 
 Mistral's tokenizer is read with transformers 5.15 and later, too, for which ComfyUI 0.30 is too old.
 A full-size file loads as ever: at published sizes each rule gives the number that stock has.
@@ -47,9 +49,9 @@ def opened(comfy: Any) -> Iterator[None]:
     with replacing() as replace:
         for change in (
             *(networks.read_sizes, networks.match_loosely, networks.make_parts_to_measure),
-            *(networks.read_encoder_width, networks.make_adapter_to_measure),
-            *(encoders.read_as_many_layers, encoders.read_qwen3, encoders.read_clip, encoders.read_parts),
-            *(encoders.fold_tokens, encoders.read_tekken),
+            *(networks.read_vae_sizes, networks.make_adapter_to_measure),
+            *(encoders.read_as_many_layers, encoders.read_encoder_sizes, encoders.read_clip, encoders.read_parts),
+            *(encoders.read_krea, encoders.fold_tokens, encoders.read_tekken),
         ):
             change(comfy, replace)
         yield

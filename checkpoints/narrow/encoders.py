@@ -11,25 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from .. import text
-from ..options import CLIP_FIRST, HEAD_NORM, MINIMAX_MARK, PROJECTION, Shapes, clip_config, llama_config
+from ..options import CLIP_FIRST, MINIMAX_MARK, PROJECTION, WORDS, Shapes, clip_config, llama_config, options_of
 from .replacing import Replace, constructed_with, replacing
 
-QWEN3_TABLE = "model.embed_tokens.weight"
 QWEN3_LAYERS = 36
+VISUAL_MODEL = "model.language_model."
 
 
-def read_qwen3(comfy: Any, replace: Replace) -> None:
-    """Of a Qwen3 4B of fewer layers than the published one, where nobody hands over its sizes."""
+def read_encoder_sizes(comfy: Any, replace: Replace) -> None:
+    """Of encoders in files of their own, where nobody hands over their sizes."""
     stock = comfy.sd.load_text_encoder_state_dicts
 
     def load(state_dicts: Any, *args: Any, model_options: Mapping[str, Any] | None = None, **options: Any) -> Any:
-        given = dict(model_options or {})
-        shape = {name: tuple(tensor.shape) for name, tensor in state_dicts[0].items()}
-        if HEAD_NORM in shape and shape[QWEN3_TABLE][1] == text.QWEN3.width and "qwen3_4b_model_config" not in given:
-            config = llama_config(shape)
-            if config["num_hidden_layers"] < QWEN3_LAYERS:
-                given["qwen3_4b_model_config"] = config
-        return stock(state_dicts, *args, model_options=given, **options)
+        files = ({name: tuple(tensor.shape) for name, tensor in tensors.items()} for tensors in state_dicts)
+        return stock(state_dicts, *args, model_options={**options_of(*files), **(model_options or {})}, **options)
 
     replace(comfy.sd, "load_text_encoder_state_dicts", load)
 
@@ -80,6 +75,38 @@ def read_clip(comfy: Any, replace: Replace) -> None:
         stock(self, *args, model_options=given, **options)
 
     replace(comfy.sd.CLIP, "__init__", construct)
+
+
+def read_krea(comfy: Any, replace: Replace) -> None:
+    """Krea 2's encoder, a Qwen3-VL 4B that stock knows by its width, by its number of layers."""
+    detect, stock = comfy.sd.detect_te_model, comfy.sd.load_text_encoder_state_dicts
+    qwen = comfy.text_encoders.qwen3vl
+
+    def found(tensors: Any) -> Any:
+        return comfy.sd.TEModel.QWEN3VL_4B if _krea_shape(tensors) else detect(tensors)
+
+    def load(state_dicts: Any, *args: Any, model_options: Mapping[str, Any] | None = None, **options: Any) -> Any:
+        given, shape = dict(model_options or {}), _krea_shape(state_dicts[0])
+        with replacing() as inside:
+            if shape:
+                given.setdefault("qwen3vl_4b_model_config", llama_config(shape))
+                inside(qwen, "QWEN3VL_VISION", {**qwen.QWEN3VL_VISION, "qwen3vl_4b": _qwen3_eyes(shape)})
+            return stock(state_dicts, *args, model_options=given, **options)
+
+    replace(comfy.sd, "detect_te_model", found)
+    replace(comfy.sd, "load_text_encoder_state_dicts", load)
+
+
+def _krea_shape(tensors: Any) -> dict[str, tuple[int, ...]]:
+    """The shapes under the names of a language model of its own; none: it is another file."""
+    if (
+        f"model.{MINIMAX_MARK}" not in tensors
+        or f"{VISUAL_MODEL}layers.{QWEN3_LAYERS - 1}.mlp.up_proj.weight" not in tensors
+    ):
+        return {}
+    named = {name.replace(VISUAL_MODEL, "model.", 1): tuple(tensor.shape) for name, tensor in tensors.items()}
+    shape = {name.replace("model.visual.", "visual.", 1): size for name, size in named.items()}
+    return shape if shape[WORDS][1] == text.KREA2_TE.language.width else {}
 
 
 # ----------------------------------------------------------------------------- layers that are read
@@ -134,10 +161,15 @@ def _read_qwen25_eyes(stock: Any, shape: Shapes, replace: Replace) -> None:
 
 
 def _read_minimax_eyes(stock: Any, shape: Shapes, replace: Replace) -> None:
+    vision = {**stock.qwen3vl.QWEN3VL_VISION, "qwen3vl_32b": _qwen3_eyes(shape)}
+    replace(stock.qwen3vl, "QWEN3VL_VISION", vision)
+
+
+def _qwen3_eyes(shape: Shapes) -> dict[str, Any]:
     """Between blocks that speak to the language model are as many as between those of 27 blocks."""
     ffn, width = shape["visual.blocks.0.mlp.linear_fc1.weight"]
     blocks, told = _blocks(shape, "visual.blocks."), _blocks(shape, "visual.deepstack_merger_list.")
-    sizes = {
+    return {
         "hidden_size": width,
         "intermediate_size": ffn,
         "depth": blocks,
@@ -145,7 +177,6 @@ def _read_minimax_eyes(stock: Any, shape: Shapes, replace: Replace) -> None:
         "num_position_embeddings": shape["visual.pos_embed.weight"][0],
         "deepstack_visual_indexes": [(blocks - told) // told * i for i in range(1, told + 1)],
     }
-    replace(stock.qwen3vl, "QWEN3VL_VISION", {**stock.qwen3vl.QWEN3VL_VISION, "qwen3vl_32b": sizes})
 
 
 def _read_gemma_eyes(stock: Any, shape: Shapes, replace: Replace) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from .. import vaes
+from ..options import Shapes
 from ..pictures import ANIMA_HEAD
 from ..wan import HEAD
 from .replacing import Replace, constructed_with, replacing
@@ -144,15 +146,51 @@ def make_adapter_to_measure(comfy: Any, replace: Replace) -> None:
     replace(module.Anima, "__init__", construct)
 
 
-def read_encoder_width(comfy: Any, replace: Replace) -> None:
-    encoder = comfy.ldm.modules.diffusionmodules.model.Encoder
+# --------------------------------------------------------------------------------------------- VAEs
+
+
+def read_vae_sizes(comfy: Any, replace: Replace) -> None:
+    """Of the VAEs whose sizes a file tells and stock does not ask."""
     stock = comfy.sd.VAE.__init__
 
     def construct(self: Any, sd: Any = None, *args: Any, **options: Any) -> None:
-        entry = (sd or {}).get("encoder.conv_in.weight")
-        widths = {} if entry is None else {"ch": entry.shape[0]}
+        shape = {name: tuple(tensor.shape) for name, tensor in (sd or {}).items()}
         with replacing() as inside:
-            constructed_with(inside, encoder, **widths)
+            for mark, read in VAES.items():
+                if mark in shape:
+                    read(comfy.ldm, shape, inside)
             stock(self, sd, *args, **options)
 
     replace(comfy.sd.VAE, "__init__", construct)
+
+
+def _read_kl(ldm: Any, shape: Shapes, replace: Replace) -> None:
+    constructed_with(replace, ldm.modules.diffusionmodules.model.Encoder, ch=shape[KL_MARK][0])
+
+
+def _read_minimax_video(ldm: Any, shape: Shapes, replace: Replace) -> None:
+    stages = [shape[f"encoder.down.{stage}.block.0.conv1.weight"][0] for stage in range(6)]
+    module = ldm.minimax.vae
+    told = {"ch": 1, "ch_mult": stages}
+    constructed_with(replace, module.MiniMaxH3VideoVAE, **told)
+    layers = len({name.split(".")[2] for name in shape if name.startswith("decoder.transformer_blocks.")})
+    heads = shape[VIDEO_MARK][0] // vaes.minimax.HEAD
+    constructed_with(replace, module.ViT3DDecoder, num_layers=layers, heads=heads)
+
+
+def _read_minimax_audio(ldm: Any, shape: Shapes, replace: Replace) -> None:
+    constructed_with(
+        replace,
+        ldm.minimax.audio_vae.MiniMaxH3AudioVAE,
+        encoder_dim=shape["encoder.block.0.weight"][0],
+        latent_dim=shape["dec_in_proj.weight"][0],
+        decoder_dim=shape["decoder.conv_pre.weight"][0],
+    )
+
+
+KL_MARK, VIDEO_MARK = "encoder.conv_in.weight", "decoder.transformer_blocks.0.scale1"
+VAES: Mapping[str, Callable[[Any, Shapes, Replace], None]] = {
+    KL_MARK: _read_kl,
+    VIDEO_MARK: _read_minimax_video,
+    "pre_block.attn.zero_k_bias": _read_minimax_audio,
+}

@@ -28,6 +28,7 @@ from .decoders import (
 from .seeing import (
     GEMMA3,
     GEMMA_PATCH,
+    KREA2_TE,
     MINIMAX_H3_TE,
     QWEN3_EYES_HEAD,
     QWEN3_VL,
@@ -73,6 +74,7 @@ __all__ = [
     "GEMMA3",
     "GEMMA3_4B",
     "GEMMA_PATCH",
+    "KREA2_TE",
     "LLAMA3",
     "MINIMAX_H3_TE",
     "MINISTRAL3",

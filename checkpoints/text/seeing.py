@@ -4,10 +4,11 @@
                     Stock has sizes for 4B and 8B; FuseStream hands it a class for another
     minimax_h3_te   the same of 32B, the first 50 of 64 layers, no last norm. Stock knows it by
                     layer 49
+    krea2_te        the same as `qwen3_vl` of 4B, of whose 36 layers Krea 2 reads twelve
     qwen25_vl       Qwen2.5-VL 7B, known by 512 biases of keys. Nobody reads its output matrix
     gemma3          Gemma 3 12B with SigLIP's eyes, known by layer 47's norms of heads
 
-Of the last three stock has the eyes' sizes in its code: `narrow` opens that.
+Of the last four stock has the eyes' sizes in its code: `narrow` opens that.
 """
 
 from __future__ import annotations
@@ -40,6 +41,11 @@ class Qwen3VLSize:
 QWEN3_VL = Qwen3VLSize()
 MINIMAX_H3_TE = Qwen3VLSize(
     language=replace(QWEN3, width=64, ffn=64, layers=50, final_norm=False, adds=MANY),
+    eyes=2 * QWEN3_EYES_HEAD,
+    blocks=6,
+)
+KREA2_TE = Qwen3VLSize(
+    language=replace(QWEN3, width=160, ffn=96, layers=36, adds=MANY),
     eyes=2 * QWEN3_EYES_HEAD,
     blocks=6,
 )
