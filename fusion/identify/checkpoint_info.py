@@ -43,6 +43,7 @@ LORA_PART = re.compile(
 VAE_PARTS = (
     "decoder.conv_in.weight", "decoder.conv_in.conv.weight", "decoder.conv1.weight", "decoder.up_blocks.0.resnets.0.norm1.weight",
     "first_stage_model.decoder.conv_in.weight", "decoder.layers.0.weight", "taesd_decoder.1.weight",
+    "decoder.transformer_blocks.0.scale1", "pre_block.attn.zero_k_bias",
 )  # fmt: skip
 # What LTX-2 makes of Gemma 3's layers, in a file of its own.
 TEXT_PROJECTION = "text_embedding_projection."

@@ -33,6 +33,14 @@ LOADERS: dict[str, Callable[[str], Any]] = {
     "text_encoders": lambda path: fusion.load_text_encoder(path, []),
     "vae": fusion.load_vae,
 }
+# Of a whole checkpoint each loader takes its part.
+BELONGS = {
+    "diffusion_models": "FuseStream Diffusion Model Loader",
+    "text_encoders": "FuseStream Text Encoder Loader",
+    "vae": "FuseStream VAE Loader",
+    "loras": "Load LoRA",
+    "clip_vision": "Load CLIP Vision",
+}
 
 
 @pytest.fixture(scope="session")
@@ -113,7 +121,7 @@ def test_the_published_umt5_is_configured_as_stock_has_it() -> None:
     assert read_by_stock <= ours.keys()
 
 
-@pytest.mark.parametrize("kind", checkpoints.KINDS)
+@pytest.mark.parametrize("kind", [kind for kind, entry in checkpoints.KINDS.items() if entry.folder in BELONGS])
 @pytest.mark.parametrize("loader", LOADERS)
 def test_a_file_in_the_wrong_loader_is_told_where_it_belongs(folder: Path, kind: str, loader: str) -> None:
     entry = checkpoints.KINDS[kind]
@@ -122,14 +130,7 @@ def test_a_file_in_the_wrong_loader_is_told_where_it_belongs(folder: Path, kind:
     path = checkpoints.write(kind, folder, next(iter(entry.storages)))
     with pytest.raises(WrongFile) as caught:
         LOADERS[loader](str(path))
-    wanted = {
-        "diffusion_models": "FuseStream Diffusion Model Loader",
-        "text_encoders": "FuseStream Text Encoder Loader",
-        "vae": "FuseStream VAE Loader",
-        "loras": "Load LoRA",
-        "clip_vision": "Load CLIP Vision",
-    }[entry.folder]
-    assert str(path) in str(caught.value) and wanted in str(caught.value)
+    assert str(path) in str(caught.value) and BELONGS[entry.folder] in str(caught.value)
 
 
 def test_a_text_encoder_without_its_tokenizer_is_refused(folder: Path, tmp_path: Path) -> None:
