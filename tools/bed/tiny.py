@@ -12,6 +12,8 @@ from . import pack
 from .client import Workflow
 from .paths import ROOT
 from .templates import files as published
+from .templates.from_stock import stand_ins
+from .templates.from_stock.swap import Json
 
 pack.load()
 
@@ -50,6 +52,21 @@ def write_published(models: Path, names: Collection[str] | None = None) -> None:
             written = write(file.tiny, making, file.storage, seed=seed)
             if file.packed:
                 quantise(written, target, file.packed)
+            else:
+                written.rename(target)
+            shutil.rmtree(making)
+
+
+def write_stand_ins(models: Path, workflow: Json) -> None:
+    """The same for the files of one of ComfyUI's templates."""
+    for seed, (folder, name) in enumerate(stand_ins.named(workflow)):
+        target = models / folder / name
+        if not target.exists():
+            one = stand_ins.LORA if folder == "loras" else stand_ins.STAND_INS[name]
+            making = target.parent / "making"
+            written = checkpoints.write(one.kind, making, one.storage, seed=seed)
+            if one.packed:
+                quantise(written, target, one.packed)
             else:
                 written.rename(target)
             shutil.rmtree(making)

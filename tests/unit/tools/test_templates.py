@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from bed import toybox
-from bed.templates import EXAMPLES, TITLES, Example
+from bed.templates import EXAMPLES, SWAPPED, TITLES, Example
 from bed.templates.__main__ import LARGEST, NOTES, SUBGRAPHS, WORKFLOWS, texts
 from bed.templates.card import frames_of
 from bed.templates.files import FILES
@@ -23,13 +23,15 @@ each_example = pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: 
 
 
 def test_the_files_are_what_the_script_makes() -> None:
-    wanted = texts()
+    wanted = texts() | {
+        one.path: one.path.read_text(encoding="utf-8") for one in SWAPPED
+    }  # which have a test of their own
     files = [*WORKFLOWS.rglob("*.json"), *SUBGRAPHS.rglob("*"), *NOTES.rglob("*")]
     found = {path: path.read_text(encoding="utf-8") for path in files}
     assert found.keys() == wanted.keys()
     changed = [path.name for path in wanted if found[path] != wanted[path]]
     assert not changed, "call `python3 dev.py workflows` and commit what it writes"
-    assert {path.stem for path in WORKFLOWS.glob("*.jpg")} == {example.title for example in EXAMPLES}
+    assert {path.stem for path in WORKFLOWS.glob("*.jpg")} == set(TITLES.values())
 
 
 @pytest.mark.parametrize("name", [name for name, asked in ASKED.items() if not asked.twice])
@@ -95,7 +97,10 @@ def test_a_note_with_a_sentence_that_nobody_translated_is_refused() -> None:
 
 def test_every_translated_sentence_is_in_a_note() -> None:
     notes = "\n".join(
-        node.values["text"] for one in EXAMPLES for node in one.graph().nodes if node.type == "MarkdownNote"
+        [
+            *(node.values["text"] for one in EXAMPLES for node in one.graph().nodes if node.type == "MarkdownNote"),
+            *(one.note() for one in SWAPPED),
+        ]
     )
     for sentence in SENTENCES:
         words = ".+?".join(re.escape(piece) for piece in re.split(r"{\w+}", sentence["en"]))

@@ -4,6 +4,7 @@
     signatures.py  which inputs, widgets and outputs a node has, in the order in which a workflow stores them
     graph.py       a graph: laid out for a person, as an API prompt for a machine
     examples/      the graphs, and the titles under which they are found
+    from_stock/    ComfyUI's own templates with our loaders
     blueprints.py  of some of them, one node for all of it: `subgraphs/`
     said.py        the notes in Chinese and Japanese: `nodes/web/notes/`
     note.py        the note on each: which file goes where, what an 8 GB card should expect
@@ -17,6 +18,10 @@ Our own nodes' inputs come from the published schema (`tests/unit/nodes/schema.j
 
 from __future__ import annotations
 
-from .examples import EXAMPLES, TITLES, Example
+from .examples import EXAMPLES, Example
+from .from_stock import SWAPPED, Swapped
 
-__all__ = ["EXAMPLES", "TITLES", "Example"]
+# Of all workflows by their short names.
+TITLES = {one.name: one.title for one in (*EXAMPLES, *SWAPPED)}
+
+__all__ = ["EXAMPLES", "SWAPPED", "TITLES", "Example", "Swapped"]

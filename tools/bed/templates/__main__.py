@@ -1,4 +1,4 @@
-"""Write every file in `workflows/` and `subgraphs/` and the notes in other languages, and take away what no example makes any
+"""Write every file in `workflows/` and `subgraphs/` and the notes in other languages, and take away what nothing makes any
 more. Pictures that are there stay: a title that changes is another file. `--pictures` makes them anew.
 """
 
@@ -13,11 +13,12 @@ from typing import Any
 from PIL import Image
 
 from ..paths import ROOT
-from . import EXAMPLES, Example
+from . import EXAMPLES, SWAPPED, Example, Swapped
 from .blueprints import BLUEPRINTS, blueprint
 from .card import card
 from .clip import write_clip
 from .examples import CLIP
+from .from_stock.note import HEADING
 from .said import LANGUAGES, TITLES, translated
 
 # Pixels of a side of a picture in the template browser, and bytes of its file: users download them all.
@@ -37,15 +38,17 @@ def texts() -> dict[Path, str]:
     return out | {SUBGRAPHS / f"{task.name}.json": _text(blueprint(task)) for task in BLUEPRINTS}
 
 
+def swapped_texts() -> dict[Path, str]:
+    """The same of ComfyUI's templates with our loaders, of those that are installed here."""
+    return {one.path: _text(one.made()) for one in SWAPPED}
+
+
 def _notes(language: str) -> dict[str, dict[str, str]]:
     """By the English text what a note says in this language, and what its node is called."""
-    notes = [node for example in EXAMPLES for node in example.graph().nodes if node.type == "MarkdownNote"]
+    nodes = [node for example in EXAMPLES for node in example.graph().nodes if node.type == "MarkdownNote"]
+    notes = {node.values["text"]: str(node.title) for node in nodes} | {one.note(): HEADING for one in SWAPPED}
     return {
-        node.values["text"]: {
-            "title": TITLES[str(node.title)][language],
-            "text": translated(node.values["text"], language),
-        }
-        for node in notes
+        text: {"title": TITLES[title][language], "text": translated(text, language)} for text, title in notes.items()
     }
 
 
@@ -57,8 +60,11 @@ def main() -> None:
     cli = argparse.ArgumentParser(prog="dev.py workflows")
     cli.add_argument("--pictures", action="store_true")
     options = cli.parse_args()
-    wanted = texts()
-    pictures = {WORKFLOWS / f"{example.title}.jpg": example for example in EXAMPLES}
+    ours = swapped_texts()
+    for path, text in ours.items():  # whose notes the next line reads
+        path.write_text(text, encoding="utf-8")
+    wanted = texts() | ours
+    pictures = {WORKFLOWS / f"{one.title}.jpg": one for one in (*EXAMPLES, *SWAPPED)}
     SUBGRAPHS.mkdir(exist_ok=True)
     NOTES.mkdir(exist_ok=True)
     for folder in (WORKFLOWS, WORKFLOWS / "api", SUBGRAPHS, NOTES):
@@ -69,10 +75,10 @@ def main() -> None:
         path.write_text(text, encoding="utf-8")
     write_clip(WORKFLOWS / CLIP)
     draw({path: example for path, example in pictures.items() if options.pictures or not path.exists()})
-    print(f"{len(EXAMPLES)} workflows in {WORKFLOWS}, {len(BLUEPRINTS)} blueprints in {SUBGRAPHS}")
+    print(f"{len(EXAMPLES) + len(SWAPPED)} workflows in {WORKFLOWS}, {len(BLUEPRINTS)} blueprints in {SUBGRAPHS}")
 
 
-def draw(pictures: dict[Path, Example]) -> None:
+def draw(pictures: dict[Path, Example | Swapped]) -> None:
     """Those that are named, with what their examples make."""
     from .frames import shown  # needs ComfyUI and the trained small model
 

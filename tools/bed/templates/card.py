@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from PIL import Image, ImageDraw, ImageFont
 
 from .examples import Example
+from .from_stock import Swapped
 
 SIZE = 512  # of which the template browser cuts off the lowest twentieth
 INK = (240, 240, 245)
@@ -37,7 +38,7 @@ class Shown:
     made_by: str = ""
 
 
-def card(example: Example, shown: Shown | None = None) -> Image.Image:
+def card(example: Example | Swapped, shown: Shown | None = None) -> Image.Image:
     """A square picture with the example's two lines below what it makes; its colour comes from the name. shown: None draws
     something."""
     hue = int(hashlib.sha256(example.name.encode()).hexdigest()[:4], 16) / 0xFFFF
@@ -99,7 +100,7 @@ def landscape(width: int, height: int) -> Image.Image:
     return image
 
 
-def _drawn(example: Example, hue: float) -> Shown:
+def _drawn(example: Example | Swapped, hue: float) -> Shown:
     """One picture, or a film in which the sun rises."""
     if example.is_picture:
         return Shown([[drawn_scene(0.7, *SCENE, hue)]])

@@ -52,6 +52,6 @@ def _line(line: str, language: str) -> str:
 
 def _value(name: str, value: str, language: str) -> str:
     """What stands at a place: as it is, but for a list's words and the size of a video."""
-    if name == "releases":
+    if name in ("releases", "loaders"):
         return value.replace(" and ", "、").replace(", ", "、")
     return _line(value, language) if name == "size" and " frames" in value else value

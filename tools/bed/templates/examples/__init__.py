@@ -74,4 +74,3 @@ EXAMPLES = (
     Example("live_camera", "Live camera", "SD-Turbo, 1 step a frame", live.live_camera, is_live=True),
     Example("with_and_without", "A and B", "with and without our kernels", wan.side_by_side),
 )
-TITLES = {example.name: example.title for example in EXAMPLES}

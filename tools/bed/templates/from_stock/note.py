@@ -1,0 +1,74 @@
+"""The note beside ComfyUI's own: which template it is, and what is ours in it."""
+
+from __future__ import annotations
+
+from ..examples.parts import STREAMS
+from ..graph import BROWN
+from .swap import Json, graphs, nodes
+
+HEADING = "With FuseStream"
+SIZE, GAP = [360, 420], 40
+# Nodes of ComfyUI's that load what no loader of ours does, and what they are called.
+STAYS = {"LTXVAudioVAELoader": "Load LTXV Audio VAE", "LatentUpscaleModelLoader": "Load Latent Upscale Model"}
+
+
+def note(workflow: Json, template: str) -> str:
+    """The Markdown. template: the name of ComfyUI's file."""
+    staying = [f"*{STAYS[type_]}*" for type_ in sorted({node["type"] for node in nodes(workflow)} & STAYS.keys())]
+    about = (
+        f"This is ComfyUI's own template *{template}* with FuseStream's loaders; the graph, ComfyUI's notes and the links to its "
+        "files are unchanged. The loaders are inside the node that stands for the subgraph: open it by the icon on its title bar."
+    )
+    if staying:
+        about += f" {' and '.join(staying)} stay ComfyUI's: FuseStream has no loader for what they load."
+    files = (
+        "ComfyUI offers to download files that are missing, and its note says where each belongs. "
+        "Press **R** after putting them there."
+    )
+    licence = "The template is by Comfy Org, under the MIT licence."
+    return "\n".join(
+        [
+            "# ComfyUI's template with FuseStream",
+            "",
+            about,
+            "",
+            f"{files} {STREAMS}",
+            "",
+            "**On an 8 GB card.** Not measured yet.",
+            "",
+            licence,
+            "",
+        ]
+    )
+
+
+def add_note(workflow: Json, template: str) -> None:
+    """To the left of all that is there."""
+    left = min(node["pos"][0] for node in workflow["nodes"])
+    top = min(node["pos"][1] for node in workflow["nodes"])
+    id_ = max(node["id"] for graph in graphs(workflow) for node in graph["nodes"]) + 1
+    workflow["last_node_id"] = id_
+    workflow["nodes"].append(
+        {
+            "id": id_,
+            "type": "MarkdownNote",
+            "pos": [left - SIZE[0] - GAP, top],
+            "size": SIZE,
+            "flags": {},
+            "order": len(workflow["nodes"]),
+            "mode": 0,
+            "inputs": [],
+            "outputs": [],
+            "title": HEADING,
+            "properties": {},
+            "widgets_values": [note(workflow, template)],
+            **BROWN,
+        }
+    )
+
+
+def note_of(workflow: Json) -> str:
+    """What the note says that `add_note` put there."""
+    (found,) = (node for node in workflow["nodes"] if node.get("title") == HEADING)
+    text: str = found["widgets_values"][0]
+    return text
