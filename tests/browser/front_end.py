@@ -28,6 +28,8 @@ NOT_OURS = re.compile(
     r"|^ComfyApp graph accessed before initialization"
     r"|Content Security Policy"
 )
+# The cards of our workflows in the template browser.
+CARDS = re.compile("^template-workflow-FuseStream")
 TITLES = """() => {
     window.seenTitles = []
     new MutationObserver(() => window.seenTitles.push(document.title))
@@ -91,10 +93,22 @@ class FrontEnd:
         dialog.get_by_role("searchbox").or_(dialog.get_by_placeholder("Search")).first.fill(word)
         return dialog
 
+    def load_cards(self, dialog: Locator, count: int) -> None:
+        """Scroll the template browser until so many of ours are there: the front end puts them in as they come into sight."""
+        cards = dialog.get_by_test_id(CARDS)
+        expect(cards.first).to_be_visible()
+        before = 0
+        while before < (now := cards.count()) < count:
+            before = now
+            cards.last.scroll_into_view_if_needed()
+            with contextlib.suppress(AssertionError):
+                expect(cards).not_to_have_count(now, timeout=5_000)
+
     def open_template(self, name: str) -> None:
         """By its short name."""
         name = templates.TITLES[name]
         dialog = self.browse_templates()
+        self.load_cards(dialog, len(templates.TITLES))
         template = dialog.get_by_test_id(f"template-workflow-{name}")
         template.click()
         try:

@@ -8,7 +8,6 @@ screenshots in `output/looks`.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import Any
@@ -23,6 +22,7 @@ from bed.templates import EXAMPLES, TITLES, Example
 from bed.templates.__main__ import SUBGRAPHS, WORKFLOWS
 from bed.templates.blueprints import BLUEPRINTS
 from browser.colours import CONTRASTS
+from browser.front_end import CARDS as OURS
 from browser.front_end import FrontEnd
 from browser.overlays import CLIPPED, READING, hear
 from browser.test_panel import CLIPPED as WIDER
@@ -223,7 +223,8 @@ def settings_of_ours(looks: Looks) -> None:
 def template_browser(looks: Looks) -> None:
     """What a card's title is too long for is said below it, whole."""
     dialog = looks.front.browse_templates()
-    expect(dialog.get_by_test_id(re.compile("^template-workflow-FuseStream"))).to_have_count(len(TITLES))
+    looks.front.load_cards(dialog, len(TITLES))
+    expect(dialog.get_by_test_id(OURS)).to_have_count(len(TITLES))
     for _ in looks.each(True):
         found = dialog.evaluate(CARDS)
         faults = [f"{text!r} is cut off" for texts, _ in found for text in texts]
