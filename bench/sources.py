@@ -23,7 +23,7 @@ FAMILIES = "fusion/families"
 NETWORKS = "fusion/networks"  # no diffusion models: those know nothing of them
 # The family of each of the bench's models: of the others' sources it knows nothing. Some models have none.
 FAMILY = {
-    "wan13": "wan", "wan14": "wan", "vae": "wan", "vae22": "wan", "t5": "t5", "qwen3": "qwen3", "klein4": "flux2",
+    "wan13": "wan", "wan14": "wan", "vae": "wan", "vae22": "wan", "t5": "t5", "qwen3": "language_models", "klein4": "flux2",
     "klein9": "flux2",
     "z_image": "z_image", "sd15": "unet", "sdxl": "unet",
     "flux2_vae": "image_vae", "flux_vae": "image_vae",

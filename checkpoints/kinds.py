@@ -75,7 +75,7 @@ MINIMAX_STORAGES: dict[str, Storage] = {
     for name, storage in (PLAIN | {"fp8_e4m3fn": Plain(torch.bfloat16, torch.float8_e4m3fn)}).items()
 }
 
-# Without eyes, and without a tokenizer inside.
+# Without a vision tower, and without a tokenizer inside.
 DECODERS = {
     "qwen3": text.QWEN3,
     "qwen3_06b": text.QWEN3_06B,

@@ -2,9 +2,9 @@
 
 `load_clip(paths, clip_type, model_options=model_options(*paths))` loads files of the kinds in
 `text/` at any size: each has an option of its own, under the name that stock gives the encoder. The
-sizes of an encoder's eyes, and which layers are read, have no option: while `narrow.opened` is open,
-stock takes those from the file. A picture tower's sizes are for the class that stock would build:
-`clip_vision_config`.
+sizes of an encoder's vision tower, and which layers are read, have no option: while
+`narrow.opened` is open, stock takes those from the file. A picture tower's sizes are for the class
+that stock would build: `clip_vision_config`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ HEAD_NORM = f"{LAYER}self_attn.q_norm.weight"
 GEMMA_MARK = f"{LAYER}post_feedforward_layernorm.weight"
 GEMMA3_MARK = "model.layers.47.self_attn.q_norm.weight"
 MINIMAX_MARK = "visual.deepstack_merger_list.0.norm.weight"
+# The first product of a feed-forward: with a gate, and in older ones without.
+T5_FIRST = tuple(f"encoder.block.0.layer.1.DenseReluDense.{name}.weight" for name in ("wi_0", "wi"))
 PROJECTION = "text_embedding_projection."
 # An encoder that stock builds without naming it looks its sizes up under no name.
 UNNAMED = ""
@@ -83,11 +85,12 @@ def t5_config(shape: Shapes) -> Config:
     """Of a UMT5 or T5, under the names of its JSON configuration."""
     vocabulary, width = shape["shared.weight"]
     heads = shape[f"{T5_ATTENTION}.relative_attention_bias.weight"][1]
+    ffn = next(shape[name] for name in T5_FIRST if name in shape)
     return {
         "d_model": width,
         "num_heads": heads,
         "d_kv": shape[f"{T5_ATTENTION}.q.weight"][0] // heads,
-        "d_ff": shape["encoder.block.0.layer.1.DenseReluDense.wi_0.weight"][0],
+        "d_ff": ffn[0],
         "num_layers": _count(shape, "SelfAttention.q.weight"),
         "vocab_size": vocabulary,
     }

@@ -55,7 +55,7 @@ class Language:
 
 QWEN3 = Language(width=2560, ffn=9728, heads=32, key_heads=8, head_width=128, layers=36, vocabulary=151936)
 WRITERS = {"vl2": Language(2048, 6144, 16, 8, 128, 28, QWEN3.vocabulary), "vl4": QWEN3}
-EYES = Sizes(1024, 4096, 24)  # of either
+VISION = Sizes(1024, 4096, 24)  # of either
 WORDS = 32  # tokens of a prompt beside a picture
 READ = {"flux2": 27}  # layers of it that somebody reads; all where it is not said
 
@@ -117,14 +117,14 @@ def written_token(size: Language) -> Cost:
 
 
 def seen_picture(size: Language, height: int, width: int) -> Cost:
-    """A picture through the eyes, four patches to a token, and with a prompt through the language model."""
+    """A picture through the vision tower, four patches to a token, and with a prompt through the language model."""
     patches = (height // 16) * (width // 16)
-    d, four = EYES.dim, 4 * EYES.dim
-    weights = EYES.layers * (4 * d * d + 2 * d * EYES.ffn)
+    d, four = VISION.dim, 4 * VISION.dim
+    weights = VISION.layers * (4 * d * d + 2 * d * VISION.ffn)
     mergers = 4 * (four * four + four * size.width)
     read = qwen3_forward(size, patches // 4 + WORDS)
     gemm = 2.0 * patches * (weights + 3 * 2 * 16 * 16 * d) + 2.0 * patches / 4 * mergers
-    seen = EYES.layers * 4.0 * patches * patches * d
+    seen = VISION.layers * 4.0 * patches * patches * d
     return Cost(gemm + read.gemm, seen + read.attention, 2.0 * (weights + mergers) + read.weights)
 
 

@@ -22,7 +22,7 @@ from ...checkpoints import pictures, spiece, text, vaes, video, wan
 from ...checkpoints.weights import Spec, Table
 from ...memory import ENCODINGS
 from . import blocks, containers
-from .bounds import EYES, QWEN3, UMT5, VIDEO_VAES, WAN
+from .bounds import QWEN3, UMT5, VIDEO_VAES, VISION, WAN
 from .bounds import WRITERS as WRITERS_OF_TEXT
 from .packing import PLAIN, TYPES, Tensor, as_is, gguf_values, packed, safetensors
 from .pictures import IMAGE_VAES, KLEIN, UNETS, Z_IMAGE
@@ -60,7 +60,7 @@ def table(model: Model) -> Table:
         return text.llama(text.LlamaSize(**asdict(QWEN3)))
     if model in WRITERS_OF_TEXT:
         language = text.LlamaSize(**asdict(WRITERS_OF_TEXT[model]))
-        return text.qwen3_vl(text.Qwen3VLSize(language, EYES.dim, EYES.ffn, EYES.layers, places=2304))
+        return text.qwen3_vl(text.Qwen3VLSize(language, VISION.dim, VISION.ffn, VISION.layers, places=2304))
     if model in KLEIN:
         klein = KLEIN[model]
         return pictures.flux(

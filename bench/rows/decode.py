@@ -49,7 +49,7 @@ def attended(seen: int, room: int) -> Row:
         "decode_attention",
         f"Qwen3 4B: {seen} keys of {room}",
         lambda: over(seen, room),
-        (None,),
+        (None, -1),
         decode_attention.stock,
         moved=lambda _tensors, _outputs: read(seen),
     )

@@ -16,7 +16,7 @@ and nothing else changes:
     VAEs (KL)       the encoder's base width of 128
     VAEs (MiniMax)  all sizes
     CLIP            widths and layers of the text encoders within whole checkpoints
-    Qwen2.5-VL, Gemma 3 12B, MiniMax H3's Qwen3-VL   the sizes of their eyes
+    Qwen2.5-VL, Gemma 3 12B, MiniMax H3's Qwen3-VL   the sizes of their vision towers
     Qwen3, Mistral  which three layers Flux.2 reads, where an option tells that there are fewer
     LTX-2.3         the sizes of its text projection
     Text encoders   their sizes, where nobody hands them over; of a small vocabulary, a token

@@ -90,7 +90,7 @@ def read_krea(comfy: Any, replace: Replace) -> None:
         with replacing() as inside:
             if shape:
                 given.setdefault("qwen3vl_4b_model_config", llama_config(shape))
-                inside(qwen, "QWEN3VL_VISION", {**qwen.QWEN3VL_VISION, "qwen3vl_4b": _qwen3_eyes(shape)})
+                inside(qwen, "QWEN3VL_VISION", {**qwen.QWEN3VL_VISION, "qwen3vl_4b": _qwen3_vision(shape)})
             return stock(state_dicts, *args, model_options=given, **options)
 
     replace(comfy.sd, "detect_te_model", found)
@@ -134,11 +134,11 @@ def _read_at(stock: Callable[..., None], option: str, full: int, parts: int) -> 
     return construct
 
 
-# --------------------------------------------------------------------------------------------- eyes
+# --------------------------------------------------------------------------------------- vision towers
 
 
 def read_parts(comfy: Any, replace: Replace) -> None:
-    """The eyes of language models, and LTX-2.3's text projection, at the sizes in their files."""
+    """Language models' vision towers, and LTX-2.3's text projection, at the sizes in their files."""
     stock = comfy.sd.load_text_encoder_state_dicts
 
     def load(state_dicts: Any, *args: Any, **options: Any) -> Any:
@@ -153,19 +153,19 @@ def read_parts(comfy: Any, replace: Replace) -> None:
     replace(comfy.sd, "load_text_encoder_state_dicts", load)
 
 
-def _read_qwen25_eyes(stock: Any, shape: Shapes, replace: Replace) -> None:
+def _read_qwen25_vision(stock: Any, shape: Shapes, replace: Replace) -> None:
     ffn, width = shape["visual.blocks.0.mlp.gate_proj.weight"]
-    blocks, heads = _blocks(shape, "visual.blocks."), width // text.QWEN25_EYES_HEAD
+    blocks, heads = _blocks(shape, "visual.blocks."), width // text.QWEN25_VISION_HEAD
     sizes = {"hidden_size": width, "intermediate_size": ffn, "num_layers": blocks, "num_heads": heads}
     constructed_with(replace, stock.qwen_vl.Qwen2VLVisionTransformer, **sizes)
 
 
-def _read_minimax_eyes(stock: Any, shape: Shapes, replace: Replace) -> None:
-    vision = {**stock.qwen3vl.QWEN3VL_VISION, "qwen3vl_32b": _qwen3_eyes(shape)}
+def _read_minimax_vision(stock: Any, shape: Shapes, replace: Replace) -> None:
+    vision = {**stock.qwen3vl.QWEN3VL_VISION, "qwen3vl_32b": _qwen3_vision(shape)}
     replace(stock.qwen3vl, "QWEN3VL_VISION", vision)
 
 
-def _qwen3_eyes(shape: Shapes) -> dict[str, Any]:
+def _qwen3_vision(shape: Shapes) -> dict[str, Any]:
     """Between blocks that speak to the language model are as many as between those of 27 blocks."""
     ffn, width = shape["visual.blocks.0.mlp.linear_fc1.weight"]
     blocks, told = _blocks(shape, "visual.blocks."), _blocks(shape, "visual.deepstack_merger_list.")
@@ -173,13 +173,13 @@ def _qwen3_eyes(shape: Shapes) -> dict[str, Any]:
         "hidden_size": width,
         "intermediate_size": ffn,
         "depth": blocks,
-        "num_heads": width // text.QWEN3_EYES_HEAD,
+        "num_heads": width // text.QWEN3_VISION_HEAD,
         "num_position_embeddings": shape["visual.pos_embed.weight"][0],
         "deepstack_visual_indexes": [(blocks - told) // told * i for i in range(1, told + 1)],
     }
 
 
-def _read_gemma_eyes(stock: Any, shape: Shapes, replace: Replace) -> None:
+def _read_gemma_vision(stock: Any, shape: Shapes, replace: Replace) -> None:
     ffn, width = shape["vision_model.encoder.layers.0.mlp.fc1.weight"]
     sizes = {
         "hidden_size": width,
@@ -201,9 +201,9 @@ def _read_projection(stock: Any, shape: Shapes, replace: Replace) -> None:
 
 SIGLIP_PLACES = "vision_model.embeddings.position_embedding.weight"
 PARTS: Mapping[str, Callable[[Any, Shapes, Replace], None]] = {
-    "visual.merger.ln_q.weight": _read_qwen25_eyes,
-    MINIMAX_MARK: _read_minimax_eyes,
-    SIGLIP_PLACES: _read_gemma_eyes,
+    "visual.merger.ln_q.weight": _read_qwen25_vision,
+    MINIMAX_MARK: _read_minimax_vision,
+    SIGLIP_PLACES: _read_gemma_vision,
     f"{PROJECTION}audio_aggregate_embed.weight": _read_projection,
 }
 

@@ -1,9 +1,9 @@
 """Text encoders, and CLIP's picture tower: tensor names of the published files.
 
-    t5        UMT5, T5 v1.1 XXL and ByT5
-    towers    CLIP's text tower, and its picture tower
-    decoders  Qwen, Gemma, Mistral and Llama
-    seeing    those of them with eyes: Qwen-VL and Gemma 3
+    t5               UMT5, T5 v1.1 XXL and ByT5
+    towers           CLIP's text tower, and its picture tower
+    decoders         Qwen, Gemma, Mistral and Llama
+    vision_language  those of them with a vision tower: Qwen-VL and Gemma 3
 
 Where the tokenizer is stock's own, its ids lie far beyond the small vocabulary: encode from ids.
 Other sizes reach stock through `load_clip`'s model options (`options.py` makes them from a file).
@@ -25,24 +25,6 @@ from .decoders import (
     LlamaSize,
     llama,
 )
-from .seeing import (
-    GEMMA3,
-    GEMMA_PATCH,
-    KREA2_TE,
-    MINIMAX_H3_TE,
-    QWEN3_EYES_HEAD,
-    QWEN3_VL,
-    QWEN25_EYES_HEAD,
-    QWEN25_VL,
-    SIGLIP_HEAD,
-    Gemma3Size,
-    Qwen3VLSize,
-    Qwen25VLSize,
-    gemma3,
-    minimax_h3_te,
-    qwen3_vl,
-    qwen25_vl,
-)
 from .t5 import BUCKETS, BYT5, T5_WIDTH, T5XXL, UMT5, Umt5Size, t5xxl, umt5
 from .towers import (
     CLIP_G_FFN,
@@ -58,6 +40,24 @@ from .towers import (
     ClipVisionSize,
     clip,
     clip_vision,
+)
+from .vision_language import (
+    GEMMA3,
+    GEMMA_PATCH,
+    KREA2_TE,
+    MINIMAX_H3_TE,
+    QWEN3_VISION_HEAD,
+    QWEN3_VL,
+    QWEN25_VISION_HEAD,
+    QWEN25_VL,
+    SIGLIP_HEAD,
+    Gemma3Size,
+    Qwen3VLSize,
+    Qwen25VLSize,
+    gemma3,
+    minimax_h3_te,
+    qwen3_vl,
+    qwen25_vl,
 )
 
 __all__ = [
@@ -82,10 +82,10 @@ __all__ = [
     "QWEN3",
     "QWEN3_06B",
     "QWEN3_8B",
-    "QWEN3_EYES_HEAD",
+    "QWEN3_VISION_HEAD",
     "QWEN3_VL",
     "QWEN25",
-    "QWEN25_EYES_HEAD",
+    "QWEN25_VISION_HEAD",
     "QWEN25_VL",
     "SIGLIP_HEAD",
     "T5XXL",

@@ -33,9 +33,17 @@ SAVED: dict[str, list[list[Any]]] = {
     VAE: [[], ["on", "fast"], ["on", "fast", "Exact"]],
     KERNELS: [[], ["auto"], ["auto", "fast"], ["on", "auto"]],
 }
+NO_MORE_FILES = dict.fromkeys(("second_file", "third_file", "fourth_file"), "none")
 INPUTS: dict[str, dict[str, Any]] = {
     DIFFUSION: {"kernels": "auto", "precision": "precise", "vram_budget": -1, "quality": "by precision"},
-    TEXT: {"kernels": "auto", "precision": "precise", "vram_budget": -1, "type": "auto", "quality": "by precision"},
+    TEXT: {
+        "kernels": "auto",
+        "precision": "precise",
+        "vram_budget": -1,
+        "type": "auto",
+        "quality": "by precision",
+        **NO_MORE_FILES,
+    },
     VAE: {"kernels": "auto", "precision": "precise", "quality": "by precision"},
     KERNELS: {"kernels": "auto", "precision": "precise"},
 }

@@ -116,18 +116,18 @@ LLAMA = {
 SIGLIP = {
     "hidden_size": 144, "intermediate_size": 208, "num_attention_heads": 2, "num_hidden_layers": 4, "image_size": 448,
 }  # fmt: skip
-EYES = {"hidden_size": 64, "num_heads": 16, "intermediate_size": 96, "depth": 4, "num_position_embeddings": 16}
+VISION = {"hidden_size": 64, "num_heads": 16, "intermediate_size": 96, "depth": 4, "num_position_embeddings": 16}
 QWEN35 = LLAMA | {
     "head_dim": 64, "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 32,
     "linear_value_head_dim": 32, "mrope_section": [3, 3, 2],
 }  # fmt: skip
 QWEN35_LAYERS = ["linear_attention", "linear_attention", "linear_attention", "full_attention"]
 GEMMA4 = LLAMA | {"hidden_size": 64, "intermediate_size": 64}
-GEMMA4_EYES = {
+GEMMA4_VISION = {
     "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2, "num_hidden_layers": 2, "head_dim": 32,
     "position_embedding_size": 64,
 }  # fmt: skip
-GEMMA4_EARS = {
+GEMMA4_AUDIO = {
     "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2, "num_hidden_layers": 2, "output_proj_dims": 64,
 }  # fmt: skip
 GPT_OSS = {
@@ -150,7 +150,7 @@ T5_WORDS: Words = {"spiece_model": spiece.spiece_tensor}
 JSON_WORDS: Words = {"tokenizer_json": tokenizer_json}
 SEEING = {"model.lm_head.": "lm_head.", "model.": "model.language_model.", "visual.": "model.visual."}
 HEAD = {"model.lm_head.": "lm_head."}
-EYES_ALONE = HEAD | {"visual.": "model.visual."}
+VISION_ALONE = HEAD | {"visual.": "model.visual."}
 
 
 def _qwen35(name: str, width: int) -> File:
@@ -158,8 +158,8 @@ def _qwen35(name: str, width: int) -> File:
         f"QWEN35_{name.upper()}",
         option=f"qwen35_{name}",
         sizes=QWEN35 | {"hidden_size": width, "layer_types": QWEN35_LAYERS},
-        fixed={f"{STOCK}qwen35.QWEN35_VISION_DEFAULTS": EYES}
-        | {f"{STOCK}qwen35.QWEN35_MODELS": {f"qwen35_{name}": {"vision": EYES, "lm_head": name in ("9b", "27b")}}},
+        fixed={f"{STOCK}qwen35.QWEN35_VISION_DEFAULTS": VISION}
+        | {f"{STOCK}qwen35.QWEN35_MODELS": {f"qwen35_{name}": {"vision": VISION, "lm_head": name in ("9b", "27b")}}},
         renamed=SEEING,
     )
 
@@ -174,12 +174,12 @@ def _gemma4(name: str, layers: int, fixed: Mapping[str, Any], **sizes: Any) -> F
     )
 
 
-def _seeing(name: str, width: int, **renamed: Any) -> File:
+def _qwen3_vl(name: str, width: int, **renamed: Any) -> File:
     return File(
         f"QWEN3VL_{name.upper()}",
         option=f"qwen3vl_{name}",
         sizes=LLAMA | {"hidden_size": width},
-        fixed={f"{STOCK}qwen3vl.QWEN3VL_VISION": {f"qwen3vl_{name}": EYES | {"deepstack_visual_indexes": [1, 2, 3]}}},
+        fixed={f"{STOCK}qwen3vl.QWEN3VL_VISION": {f"qwen3vl_{name}": VISION | {"deepstack_visual_indexes": [1, 2, 3]}}},
         **{"renamed": SEEING, **renamed},
     )
 
@@ -209,16 +209,16 @@ FILES: dict[str, File] = {
     "GEMMA_4_E4B": _gemma4(
         "E4B",
         42,
-        {"Gemma4Config.vision_config": GEMMA4_EYES, "Gemma4Config.audio_config": GEMMA4_EARS},
+        {"Gemma4Config.vision_config": GEMMA4_VISION, "Gemma4Config.audio_config": GEMMA4_AUDIO},
         hidden_size_per_layer_input=16,
     ),
     "GEMMA_4_E2B": _gemma4(
         "E2B",
         35,
-        {"Gemma4Config.vision_config": GEMMA4_EYES, "Gemma4Config.audio_config": GEMMA4_EARS},
+        {"Gemma4Config.vision_config": GEMMA4_VISION, "Gemma4Config.audio_config": GEMMA4_AUDIO},
         hidden_size_per_layer_input=16,
     ),
-    "GEMMA_4_31B": _gemma4("31B", 60, {"Gemma4_31B_Config.vision_config": GEMMA4_EYES}),
+    "GEMMA_4_31B": _gemma4("31B", 60, {"Gemma4_31B_Config.vision_config": GEMMA4_VISION}),
     "GEMMA_4_12B": _gemma4(
         "12B",
         48,
@@ -241,11 +241,11 @@ FILES: dict[str, File] = {
     "QWEN3_4B": File("QWEN3_4B", "qwen3"),
     "QWEN3_8B": File("QWEN3_8B", "qwen3_8b"),
     "QWEN3VL_2B": File("QWEN3VL_8B", "qwen3_vl"),
-    "QWEN3VL_4B": _seeing("4b", 2560),
-    "QWEN3VL_8B": _seeing("8b", 4096),
+    "QWEN3VL_4B": _qwen3_vl("4b", 2560),
+    "QWEN3VL_8B": _qwen3_vl("8b", 4096),
     # Layers under Qwen3's names: klein reads no others.
-    "QWEN3VL_4B_LAYERS": _seeing("4b", 2560, renamed=EYES_ALONE),
-    "QWEN3VL_8B_LAYERS": _seeing("8b", 4096, renamed=EYES_ALONE),
+    "QWEN3VL_4B_LAYERS": _qwen3_vl("4b", 2560, renamed=VISION_ALONE),
+    "QWEN3VL_8B_LAYERS": _qwen3_vl("8b", 4096, renamed=VISION_ALONE),
     "QWEN3VL_32B": File("QWEN3VL_32B", "minimax_h3_te"),
     **{
         f"QWEN35_{name.upper()}": _qwen35(name, width)

@@ -151,7 +151,7 @@ def test_encodings_are_the_same(folder: Path, kind: str, type_: str, name: str) 
 
 
 def writers(folder: Path, storage: str = "fp16") -> tuple[Any, Any]:
-    """One without graphs, and one that has them; kernels are chosen, and neither keeps eyes that it does not use."""
+    """One without graphs, and one that has them; kernels are chosen, and neither keeps a vision tower that it does not use."""
     from fusestream.fusion.load.text import load_streamed_text_encoder
 
     path = checkpoints.write("qwen3_vl", folder, storage)

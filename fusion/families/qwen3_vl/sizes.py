@@ -69,7 +69,7 @@ class Sized(stock.Qwen3VL):
         config = Qwen3VL_8BConfig(**{**language(sizes), **given})
         self.num_layers = config.num_hidden_layers
         self.model = Llama2_(config, device=device, dtype=dtype, ops=operations)
-        vision = {**stock.QWEN3VL_VISION_COMMON, **seeing(sizes), "out_hidden_size": config.hidden_size}
+        vision = {**stock.QWEN3VL_VISION_COMMON, **vision_config(sizes), "out_hidden_size": config.hidden_size}
         self.visual = stock.Qwen3VLVisionModel(vision, device=device, dtype=dtype, ops=operations)
         self.dtype = dtype
 
@@ -86,7 +86,7 @@ def language(sizes: Sizes) -> dict[str, Any]:
     }
 
 
-def seeing(sizes: Sizes) -> dict[str, Any]:
+def vision_config(sizes: Sizes) -> dict[str, Any]:
     return {
         "hidden_size": sizes.vision,
         "intermediate_size": sizes.vision_ffn,

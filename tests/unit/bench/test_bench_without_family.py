@@ -32,10 +32,11 @@ MODELS: list[Model] = [model for model in rows.BY_DEFAULT if model in NETWORKS]
 IN_BLOCKS = re.compile(r"(double_blocks|transformer_blocks|blocks)\.\d+\.")
 WORDS = 24
 LTX = video.LtxSize(heads=4, layers=8, gated=True)
+KREA = pictures.KreaSize(layers=8, text=8 * pictures.KREA_HEADS, read=2)
 MINIMAX = video.MiniMaxSize(layers=8, steps=65, time=8)
 SMALL: dict[Model, tuple[Network, Table]] = {
     "qwen_image": (two_streams(256, 8, side=2, ends=128), pictures.qwen_image(pictures.QwenImageSize(layers=8))),
-    "krea2": (krea(256, 768, 8), pictures.krea(pictures.KreaSize(layers=8))),
+    "krea2": (krea(256, 768, 8), pictures.krea(KREA)),
     "anima": (anima(256, 128, 64, 8), pictures.anima(pictures.AnimaSize(layers=8))),
     "hunyuan_video_15": (
         two_streams(256, 8, side=1, ends=65 + 32),
@@ -47,7 +48,7 @@ SMALL: dict[Model, tuple[Network, Table]] = {
 # Of a prompt of WORDS tokens: its width, and what goes with it. LTX' is one whose registers are in it already.
 PROMPTS: dict[Model, tuple[int, dict[str, Any]]] = {
     "qwen_image": (64, {}),
-    "krea2": (pictures.KREA.text * pictures.KREA.read, {}),
+    "krea2": (KREA.text * KREA.read, {}),
     "anima": (128, {}),
     "hunyuan_video_15": (64, {"pooled_output": None}),
     "ltx23": (LTX.video + LTX.audio, {"frame_rate": 25}),

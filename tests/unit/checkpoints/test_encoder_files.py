@@ -297,8 +297,8 @@ def test_every_weight_of_the_picture_tower_matters(families_folder: Path, pictur
         assert max(distance(seen[key], exact[key]) for key in SEEN[:2]) > 0.01, name
 
 
-# How stock's tokenizers are given a picture, and the parts of the eyes that one passes.
-EYES: dict[str, tuple[Any, tuple[str, ...]]] = {
+# How stock's tokenizers are given a picture, and the parts of the vision tower that one passes.
+VISION: dict[str, tuple[Any, tuple[str, ...]]] = {
     "qwen25_vl": (lambda one: {"images": [one]}, ("visual.patch_embed", "visual.blocks.7.attn", "visual.merger")),
     "gemma3": (
         lambda one: {"image": one, "skip_template": False},
@@ -311,9 +311,9 @@ EYES: dict[str, tuple[Any, tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("name", EYES)
+@pytest.mark.parametrize("name", VISION)
 def test_a_prompts_picture_is_seen(families_folder: Path, pictures: torch.Tensor, name: str) -> None:
-    shown, parts = EYES[name]
+    shown, parts = VISION[name]
     clip = load(families_folder, name, "fp32")
 
     def see(number: int) -> torch.Tensor:

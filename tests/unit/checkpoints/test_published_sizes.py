@@ -164,7 +164,7 @@ MINISTRAL = replace(MISTRAL, width=3072, ffn=9216, layers=26, final_norm=True)
 GEMMA = LlamaSize(2304, 9216, 8, 4, 256, layers=26, vocabulary=256000, gemma=True, qk_norm=False)
 GEMMA3_4B = replace(GEMMA, width=2560, ffn=10240, layers=34, vocabulary=262208, qk_norm=True)
 GEMMA3_12B = replace(GEMMA3_4B, width=3840, ffn=15360, heads=16, key_heads=8, layers=48)
-EYES = {"eyes": 1152, "ffn": 4304, "blocks": 27}
+VISION = {"vision": 1152, "ffn": 4304, "blocks": 27}
 CUT = {"num_hidden_layers": 30, "final_norm": False}  # as stock builds what it finds cut for Flux.2
 
 
@@ -182,13 +182,13 @@ OTHERS: dict[str, tuple[Any, Any]] = {
     "Mistral-Small-3-24B": (text.llama(MISTRAL), lambda: language("Mistral3Small24B", **CUT)),
     "Ministral-3-3B": (text.llama(MINISTRAL), lambda: language("Ministral3_3B")),
     "Gemma3-4B": (text.llama(GEMMA3_4B), lambda: language("Gemma3_4B")),
-    "Gemma3-12B": (text.gemma3(Gemma3Size(GEMMA3_12B, **EYES, side=64)), lambda: language("Gemma3_12B")),
+    "Gemma3-12B": (text.gemma3(Gemma3Size(GEMMA3_12B, **VISION, side=64)), lambda: language("Gemma3_12B")),
     "Qwen2.5-VL-7B": (
-        text.qwen25_vl(Qwen25VLSize(QWEN25_7B, eyes=1280, ffn=3420, blocks=32)),
+        text.qwen25_vl(Qwen25VLSize(QWEN25_7B, vision=1280, ffn=3420, blocks=32)),
         lambda: language("Qwen25_7BVLI"),
     ),
     "MiniMax-H3's Qwen3-VL-32B": (
-        text.minimax_h3_te(Qwen3VLSize(QWEN3_32B, **EYES, places=2304)),
+        text.minimax_h3_te(Qwen3VLSize(QWEN3_32B, **VISION, places=2304)),
         lambda: comfy.text_encoders.minimax.MiniMaxQwen3VL({}, HALF, "meta", OPS),
     ),
     "ByT5-small": (
@@ -242,7 +242,7 @@ def built(table: Table) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("name", ["Gemma3-12B", "Qwen2.5-VL-7B", "MiniMax-H3's Qwen3-VL-32B"])
-def test_narrow_gives_eyes_stocks_own_sizes(name: str) -> None:
+def test_narrow_gives_towers_stocks_own_sizes(name: str) -> None:
     wanted = built(OTHERS[name][0])
     with narrow.opened(comfy):
         assert built(OTHERS[name][0]) == wanted

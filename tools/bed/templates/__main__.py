@@ -22,7 +22,7 @@ from .from_stock.note import HEADING
 from .said import LANGUAGES, TITLES, translated
 
 # Pixels of a side of a picture in the template browser, and bytes of its file: users download them all.
-SHOWN, LARGEST = 384, 15_000
+SHOWN, LARGEST = 320, 12_000
 WORKFLOWS, SUBGRAPHS = ROOT / "workflows", ROOT / "subgraphs"
 NOTES = ROOT / "nodes" / "web" / "notes"
 

@@ -240,7 +240,7 @@ def test_the_2b_is_stocks_class_with_its_sizes() -> None:
     """Published: the 4B's vision tower before a language model of its own."""
     published = text.Qwen3VLSize(
         language=replace(text.QWEN3_VL.language, width=2048, ffn=6144, heads=16, key_heads=8, layers=28, vocabulary=151936),
-        eyes=1024, ffn=4096, blocks=24, told=3, places=2304,
+        vision=1024, ffn=4096, blocks=24, told=3, places=2304,
     )  # fmt: skip
     shapes = {name: spec.shape for name, spec in text.qwen3_vl(published).items()}
     extents = {name: Extent(name, "F16", shape, 0, 0) for name, shape in shapes.items()}
@@ -257,4 +257,4 @@ def test_the_2b_is_stocks_class_with_its_sizes() -> None:
     }
     assert {name: tuple(one.shape) for name, one in model.named_parameters()} == named
     four = qwen3_vl.stock.QWEN3VL_VISION["qwen3vl_4b"]
-    assert {name: sizes.seeing(sized)[name] for name in four} == four
+    assert {name: sizes.vision_config(sized)[name] for name in four} == four

@@ -69,13 +69,16 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_qwen_images_is_left_to_stock_and_that_is_said(file: Path) -> None:
     ours, stock = fusion.load_vae(str(file)), comfy.sd.VAE(sd=load_file(file))
-    assert type(ours.first_stage_model) is QwenImage21VAE and ours.vae_dtype is stock.vae_dtype
+    assert isinstance(ours.first_stage_model, QwenImage21VAE) and ours.vae_dtype is stock.vae_dtype
     latents = torch.randn(1, 48, 1, 2, 3)
     assert torch.equal(ours.decode(latents), stock.decode(latents))
     pixels = torch.rand(1, 64, 32, 3)
     assert torch.equal(ours.encode(pixels), stock.encode(pixels))
     lines = [line for line in LEDGER.messages if str(file) in line]
-    assert lines == [f"{file}: this VAE is of a kind without fused kernels: ComfyUI computes it."]
+    (said,) = lines
+    assert said.startswith(
+        f"{file}: this VAE is of a kind without fused kernels: ComfyUI's code computes it, in bands where"
+    )
 
 
 def test_off_says_nothing(file: Path) -> None:
@@ -85,7 +88,7 @@ def test_off_says_nothing(file: Path) -> None:
 
 def test_one_within_a_checkpoint_is_left_to_stock(file: Path) -> None:
     vae = of_tensors(LoadRequest("a checkpoint", Role.VAE), load_file(file))
-    assert type(vae.first_stage_model) is QwenImage21VAE
+    assert isinstance(vae.first_stage_model, QwenImage21VAE)
 
 
 def test_it_is_built_otherwise_than_wans() -> None:

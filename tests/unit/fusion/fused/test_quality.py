@@ -213,7 +213,8 @@ def test_the_estimate_offers_auto_to_an_int8_file_that_is_unpacked() -> None:
 
 def test_every_loader_begins_with_auto() -> None:
     for node in (DiffusionModelLoader, CheckpointLoader, TextEncoderLoader, VAELoader):
-        last = node.define_schema().inputs[-1]
+        # Values of older workflows have places, so what came later is behind it.
+        last = [one for one in node.define_schema().inputs if not one.id.endswith("_file")][-1]
         assert (last.id, last.default, last.options) == ("quality", "auto", [*QUALITIES, declare.BY_PRECISION])
         assert all(word in last.tooltip for word in (*QUALITIES, declare.BY_PRECISION))
 
