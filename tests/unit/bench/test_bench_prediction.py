@@ -64,7 +64,7 @@ def test_auto_is_never_predicted_slower_than_stock() -> None:
     for one in FOUND:
         seconds, what = {who: found.seconds for who, found in one.told.items()}, f"{one.card.name}: {one.work.name}"
         # A language model's weights may take longer on the bus than any way to compute.
-        assert seconds["fast"] <= seconds["precise"] < seconds["stock"], what
+        assert seconds["fast"] <= seconds["precise"] <= seconds["stock"], what
         if "sparse" in seconds:
             assert seconds["sparse"] < seconds["turbo"] < seconds["fast"], what
         if "stored" in seconds:
