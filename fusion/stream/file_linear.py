@@ -76,7 +76,7 @@ class FileLinear:
             rows = ggml_blocks.rows(stored.to(like.device, non_blocking=True), self.fusestream_extent)
             return rows.to(table.dtype).to(like.dtype)
         rows = ggml_blocks.rows(stored, self.fusestream_extent).to(table.dtype)
-        path = self.fusestream_source.files[0].path
+        path = self.fusestream_source.file_of(self.fusestream_extent).path
         return patched_rows(rows, self.fusestream_patches, torch.arange(first, last), path).to(like)
 
 
