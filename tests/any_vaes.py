@@ -13,6 +13,8 @@ import comfy.ldm.genmo.vae.model
 import comfy.ldm.lightricks.vae.causal_video_autoencoder as ltx
 import comfy.ldm.minimax.vae as minimax
 import comfy.ldm.wan.vae
+import comfy.model_management
+import pytest
 import torch
 from comfy.ldm.models import autoencoder
 from torch import nn
@@ -39,6 +41,20 @@ class AnyVae:
         side = 1 if decodes else self.ratio
         made = torch.randn(batch, self.channels if decodes else 3, *length, side * height, side * width)
         return made if decodes else made.clamp(-1, 1)
+
+
+def interrupt_at(look: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupt what computes when it asks for the so-manieth time whether it is to stop."""
+    management, looks = comfy.model_management, list[int]()
+    throw = management.throw_exception_if_processing_interrupted
+
+    def ask() -> None:
+        looks.append(1)
+        if len(looks) == look:
+            management.interrupt_current_processing()
+        throw()
+
+    monkeypatch.setattr(management, "throw_exception_if_processing_interrupted", ask)
 
 
 def drawn(net: nn.Module) -> Any:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from contract.page_table import rows_of, table
+
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "model-classes.md"
 HEADS = ("Class", "Computed by", "INT8 file", "Without BF16")
 STRANGER = "operations"
@@ -49,13 +51,11 @@ class ClassPage:
         self.update = update
         self.families: dict[str, str] = {}
         self.found: dict[tuple[str, str], Measured] = {}
-        for line in () if update else PAGE.read_text(encoding="utf-8").splitlines():
-            cells = [cell.strip() for cell in line.strip("|").split("|")]
-            if line.startswith("| ") and len(cells) == len(HEADS) and cells[0] not in (HEADS[0], "---"):
-                self.families[cells[0]] = cells[1]
-                for head, cell in zip(HEADS[2:], cells[2:], strict=True):
-                    if (one := Measured.of(cell)) is not None:
-                        self.found[cells[0], head] = one
+        for cells in () if update else rows_of(PAGE, HEADS):
+            self.families[cells[0]] = cells[1]
+            for head, cell in zip(HEADS[2:], cells[2:], strict=True):
+                if (one := Measured.of(cell)) is not None:
+                    self.found[cells[0], head] = one
 
     def computed_by(self, name: str, family: str | None) -> None:
         """Hold, or note, who computes a class."""
@@ -72,9 +72,8 @@ class ClassPage:
         assert error <= max(1.3 * told.error, told.error + 0.05), "see the page"
 
     def write(self, without: Mapping[str, str]) -> None:
-        lines = [f"| {' | '.join(HEADS)} |", f"|{' --- |' * len(HEADS)}"]
-        for name, family in sorted(self.families.items(), key=lambda item: (item[1] == STRANGER, item[1], item[0])):
-            cells = (str(self.found.get((name, head), NOT_MEASURED)) for head in HEADS[2:])
-            lines.append(f"| {' | '.join((name, family, *cells))} |")
+        known = sorted(self.families.items(), key=lambda item: (item[1] == STRANGER, item[1], item[0]))
+        measured = (tuple(str(self.found.get((name, head), NOT_MEASURED)) for head in HEADS[2:]) for name, _ in known)
+        lines = table(HEADS, ((*one, *cells) for one, cells in zip(known, measured, strict=True)))
         lines += ["", *(f"- {name}: {reason}." for name, reason in without.items())]
         PAGE.write_text(f"{INTRODUCTION}\n" + "\n".join(lines) + "\n", encoding="utf-8", newline="\n")

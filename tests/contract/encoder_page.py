@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from contract.page_table import rows_of, table
+
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "text-encoders.md"
 HEADS = ("Encoder", "Type", "Reads for", "ComfyUI's class", "Computed by", "Blocks", "Formats")
 INTRODUCTION = """# Text encoders
@@ -28,10 +30,8 @@ class EncoderPage:
     def __init__(self, *, update: bool) -> None:
         self.update = update
         self.rows: dict[str, tuple[str, ...]] = {}
-        for line in () if update else PAGE.read_text(encoding="utf-8").splitlines():
-            cells = tuple(cell.strip() for cell in line.strip("|").split("|"))
-            if line.startswith("| ") and len(cells) == len(HEADS) and cells[0] not in (HEADS[0], "---"):
-                self.rows[f"{cells[0]} {cells[1]}"] = cells
+        for cells in () if update else rows_of(PAGE, HEADS):
+            self.rows[f"{cells[0]} {cells[1]}"] = cells
 
     def found(self, *cells: str) -> None:
         """Hold, or note, a row."""
@@ -42,8 +42,7 @@ class EncoderPage:
 
     def write(self, stocks: Mapping[str, str], without: Mapping[str, str]) -> None:
         """stocks: why stock computes blocks of these encoders. without: why there is no row of these."""
-        lines = [f"| {' | '.join(HEADS)} |", f"|{' --- |' * len(HEADS)}"]
-        lines += [f"| {' | '.join(cells)} |" for cells in self.rows.values()]
+        lines = table(HEADS, self.rows.values())
         lines += ["", "ComfyUI computes", "", *(f"- {name}: {reason}." for name, reason in stocks.items())]
         lines += ["", "No class reads one file of", "", *(f"- {name}: {reason}." for name, reason in without.items())]
         PAGE.write_text(f"{INTRODUCTION}\n" + "\n".join(lines) + "\n", encoding="utf-8", newline="\n")

@@ -11,7 +11,7 @@ from typing import Any
 import comfy.model_management
 import pytest
 import torch
-from any_vaes import AnyVae, minimax_h3
+from any_vaes import AnyVae, interrupt_at, minimax_h3
 
 from fusestream.fusion.vae.block_by_block import install
 from fusestream.fusion.vae.block_by_block.blocks import chain_in
@@ -95,17 +95,9 @@ def test_a_block_gives_its_place_to_the_next(stock: Any) -> None:
 
 
 def test_an_interrupt_on_the_way_leaves_nothing(net: Any, stock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    z, looks, management = torch.randn(1, 24, 7, 3, 3), list[int](), comfy.model_management
-    throw = management.throw_exception_if_processing_interrupted
-
-    def look() -> None:
-        looks.append(1)
-        if len(looks) == 3:
-            management.interrupt_current_processing()
-        throw()
-
-    monkeypatch.setattr(management, "throw_exception_if_processing_interrupted", look)
-    with pytest.raises(management.InterruptProcessingException):
+    z = torch.randn(1, 24, 7, 3, 3)
+    interrupt_at(3, monkeypatch)
+    with pytest.raises(comfy.model_management.InterruptProcessingException):
         net.decode(z.clone(), room=ENOUGH)
     monkeypatch.undo()
     assert left_as_it_was(net)

@@ -14,7 +14,7 @@ import comfy.sd
 import comfy.utils
 import pytest
 import torch
-from any_vaes import GLOBAL, LOCAL, AnyVae
+from any_vaes import GLOBAL, LOCAL, AnyVae, interrupt_at
 from live_memory import LiveBytes, no_collector
 from safetensors.torch import save_file
 from torch.utils._pytree import tree_leaves
@@ -138,21 +138,13 @@ def test_the_plan_keeps_its_bytes(nets: dict[str, Any], kind: AnyVae, way: str) 
 def test_an_interrupt_on_the_way_leaves_nothing(
     nets: dict[str, Any], monkeypatch: pytest.MonkeyPatch, kind: AnyVae, way: str
 ) -> None:
-    net, given, management = fused(nets, kind), kind.given(way, 2, 8), comfy.model_management
+    net, given = fused(nets, kind), kind.given(way, 2, 8)
     room = int(0.6 * peak_of(net, way, given))
     plan = plan_of(net, way, given, room)
     assert isinstance(plan, Plan) and len(plan.bands) > 1
-    throw, looks = management.throw_exception_if_processing_interrupted, list[int]()
-
-    def look() -> None:
-        looks.append(1)
-        if len(looks) == 3:
-            management.interrupt_current_processing()
-        throw()
-
-    monkeypatch.setattr(management, "throw_exception_if_processing_interrupted", look)
+    interrupt_at(3, monkeypatch)
     with BytesOfBands(*net.parameters(), *net.buffers(), given) as live:
-        with pytest.raises(management.InterruptProcessingException):
+        with pytest.raises(comfy.model_management.InterruptProcessingException):
             getattr(net, way)(given, room=room)
         assert live.most > live.now == 0
     monkeypatch.undo()
