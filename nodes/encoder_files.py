@@ -75,23 +75,12 @@ async def fault(node: str | None, first: str) -> str | None:
         paths.append(path)
     kind = queued.value(node, "type")
     states = tuple(map(files.state, paths))
-    return await asyncio.to_thread(_fault, tuple(paths), states, kind if isinstance(kind, str) else None)
-
-
-def _fault(paths: tuple[str, ...], states: tuple[str, ...], kind: str | None) -> str | None:
-    """A refused set is checked again, because another file may supply what one lacks by now."""
-    from .. import fusion  # noqa: PLC0415 - the server starts without it
-    from ..memory import BadFile  # noqa: PLC0415
-
-    try:
-        _look_at(paths, states, kind)
-    except (fusion.WrongFile, BadFile) as error:
-        return str(error)
-    return None
+    looked = tuple(paths), states, kind if isinstance(kind, str) else None
+    return await asyncio.to_thread(files.refused_by, _look_at, *looked)
 
 
 @lru_cache(maxsize=64)
 def _look_at(paths: tuple[str, ...], _states: tuple[str, ...], kind: str | None) -> None:
-    from .. import fusion  # noqa: PLC0415
+    from .. import fusion  # noqa: PLC0415 - the server starts without it
 
     fusion.inspect_text_encoders(paths, kind, files.text_encoder_paths())

@@ -83,9 +83,10 @@ def _of_loader(graph: Graph, loader: str) -> list[dict[str, Any]]:
     found = list(samplings(graph, loader)) or [Unknown("noSampler")]
     told: list[dict[str, Any]] = []
     try:
-        model = _model(graph, loader) if any(isinstance(one, Sampling) for one in found) else None
+        is_sampled = any(isinstance(one, Sampling) for one in found)
+        model, files = (_model(graph, loader), model_files(graph.prompt)) if is_sampled else (None, {})
         for one in found:
-            told.append(_of_sampling(graph, model, one))  # noqa: PERF401 - those before one that fails stay
+            told.append(_of_sampling(graph, model, files, one))  # noqa: PERF401 - those before one that fails stay
     except Unknown as reason:
         told.append(_unknown(reason))
     except Exception as error:  # an estimate is not worth a failed page
@@ -94,7 +95,7 @@ def _of_loader(graph: Graph, loader: str) -> list[dict[str, Any]]:
     return told
 
 
-def _of_sampling(graph: Graph, model: Any, one: Sampling | Unknown) -> dict[str, Any]:
+def _of_sampling(graph: Graph, model: Any, files: dict[str, int], one: Sampling | Unknown) -> dict[str, Any]:
     from ..fusion.estimate.plan import estimate, shape_of  # noqa: PLC0415 - the server starts without it
 
     try:
@@ -104,7 +105,7 @@ def _of_sampling(graph: Graph, model: Any, one: Sampling | Unknown) -> dict[str,
             if graph.prompt[node]["class_type"] in RUN:
                 model = _run(graph, node, model)
         shape = shape_of(model, one.pixels, one.batch, one.more)
-        found = estimate(model, shape, one.steps, one.guidance, model_files(graph.prompt))
+        found = estimate(model, shape, one.steps, one.guidance, files)
         return {"sampler": one.sampler, **_described(found)}
     except Unknown as reason:
         return _unknown(reason)

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import hashlib
 import importlib
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -142,7 +143,7 @@ async def fault(role: Role, widget: str, name: str | None) -> str | None:
         return None
     if path is None:
         return f"{name} is not in models/{FOLDERS[role]} any more. Press R, and choose a file that is there."
-    return await asyncio.to_thread(_header_fault, path, state(path), role)
+    return await asyncio.to_thread(refused_by, _look_at, path, state(path), role)
 
 
 async def missing_part(node: str | None, widget: str, name: str | None) -> str | None:
@@ -215,14 +216,14 @@ def _told(file: Path) -> tuple[int, ...] | str:
     return now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns
 
 
-def _header_fault(path: str, state: str, role: Role) -> str | None:
-    """The fault of a file's header. A refused file is checked again, because another file may
-    supply what it lacks by now."""
+def refused_by(look: Callable[..., None], *args: Any) -> str | None:
+    """The fault of headers, in a sentence; None: they are sound. look: at them, by these arguments.
+    What is refused is checked again, because another file may supply what one lacks by now."""
     from .. import fusion  # noqa: PLC0415 - the server starts without it
     from ..memory import BadFile  # noqa: PLC0415
 
     try:
-        _look_at(path, state, role)
+        look(*args)
     except (fusion.WrongFile, BadFile) as error:
         return str(error)
     return None

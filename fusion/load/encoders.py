@@ -71,11 +71,13 @@ class EncoderFile:
     def tensors(self) -> Tensors:
         """Its tensors, unread, as stock's builder takes them."""
         with naming(self.path):
-            tensors = {**tensors_of(self.source), **self.borrowed}
-            plain: Tensors = comfy.utils.convert_old_quants(
-                tensors, model_prefix="", metadata=dict(self.header.metadata)
-            )[0]
-            return plain
+            return plain({**tensors_of(self.source), **self.borrowed}, self.header.metadata)
+
+
+def plain(tensors: Tensors, metadata: Mapping[str, str]) -> Tensors:
+    """A file's tensors with their scales where stock's present form has them."""
+    found: Tensors = comfy.utils.convert_old_quants(tensors, model_prefix="", metadata=dict(metadata))[0]
+    return found
 
 
 class _Given(list[Tensors]):

@@ -174,11 +174,7 @@ class _Read(NamedTuple):
 
     def plain(self, borrowed: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The tensors as stock's builder takes them."""
-        tensors = {**self.tensors, **borrowed}
-        found: dict[str, torch.Tensor] = comfy.utils.convert_old_quants(
-            tensors, model_prefix="", metadata=dict(self.metadata)
-        )[0]
-        return found
+        return encoders.plain({**self.tensors, **borrowed}, self.metadata)
 
 
 def fuse(clip: Any, request: LoadRequest, families: Sequence[Family]) -> None:

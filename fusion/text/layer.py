@@ -20,7 +20,8 @@ Long prompts, such as those with pictures, pass in chunks. Each chunk sees the k
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -157,12 +158,20 @@ def feed_forward(layer: Any, x: Tensor, wide: Wide) -> None:
     kind, mlp = kind_of(layer), layer.mlp
     _, before, behind = branch_norms(layer, kind)
     inner, norm = (mlp.gate_proj, mlp.up_proj), factor_of(before, x)
-    if behind is None:
-        wide.feed_forward(x, norm, before.eps, inner, mlp.down_proj, kind.gate)
+    with branch(x, behind, wide) as into:
+        wide.feed_forward(x, norm, before.eps, inner, mlp.down_proj, kind.gate, into=into)
+
+
+@contextlib.contextmanager
+def branch(x: Tensor, norm: Any, wide: Wide) -> Iterator[Tensor]:
+    """What a branch is added to meanwhile: x itself, or zeros, whose norm is then added to x. norm:
+    stock's behind the branch, or None."""
+    if norm is None:
+        yield x
         return
-    branch = torch.zeros_like(x)
-    wide.feed_forward(x, norm, before.eps, inner, mlp.down_proj, kind.gate, into=branch)
-    x += wide.rms(branch, factor_of(behind, x), behind.eps, torch.float32)
+    found = torch.zeros_like(x)
+    yield found
+    x += wide.rms(found, factor_of(norm, x), norm.eps, torch.float32)
 
 
 def attend(layer: Any, x: Tensor, prompt: Prompt, kept: Kept | None = None) -> None:
@@ -193,12 +202,8 @@ def _add(layer: Any, x: Tensor, seen: Sequence[Tensor], wide: Wide) -> None:
     if seen[0].dtype is torch.float32:
         seen = split(seen[0]).unbind() if wide.splits else (split(seen[0])[0],)
     behind, *_ = branch_norms(layer, kind_of(layer))
-    if behind is None:
-        wide.add(x, seen, layer.self_attn.o_proj)
-        return
-    branch = torch.zeros_like(x)
-    wide.add(branch, seen, layer.self_attn.o_proj)
-    x += wide.rms(branch, factor_of(behind, x), behind.eps, torch.float32)
+    with branch(x, behind, wide) as into:
+        wide.add(into, seen, layer.self_attn.o_proj)
 
 
 def turned(layer: Any, x: Tensor, prompt: Prompt, some: slice) -> tuple[Tensor, Tensor, Tensor]:

@@ -159,21 +159,20 @@ class Wide:
         outer: Any,
         gate: Gate,
         *,
-        into: Tensor | None = None,
+        into: Tensor,
     ) -> None:
-        """x += outer(gate(first(n)) * second(n)) with n = rms(x), for stock's Linears.
+        """into += outer(gate(first(n)) * second(n)) with n = rms(x), for stock's Linears.
         `second` may be missing. A chunk of tokens at a time, because the hidden values are wide.
 
         weight, eps  of the norm
-        into         what is added to instead of x, of its shape
+        into         x itself, or what is added to instead, of its shape
         """
         chunks = self.chunks(x)
         like = x.new_empty(0, dtype=torch.float16)
         with operands(like, self.ops, *inner) as weights:
             hidden = [self._hidden(self.operand(rows, weight, eps), weights, gate, HIDDEN_SCALE) for rows in chunks]
         with operands(like, self.ops, outer) as [own]:
-            added = chunks if into is None else self.chunks(into)
-            for rows, parts in zip(added, hidden, strict=True):
+            for rows, parts in zip(self.chunks(into), hidden, strict=True):
                 self._add(rows, parts, own, 1 / HIDDEN_SCALE)
 
     def hidden(self, h: Tensor, inner: Sequence[Any], gate: Gate, scale: float = 1.0) -> Sequence[Tensor]:

@@ -1,5 +1,6 @@
-"""What vision towers share around their blocks: a picture cut into patches on the card, the product
-that takes patches in, and the merger of four neighbours that gives them to the language model.
+"""What vision towers share around their blocks: whose a call is, a picture cut into patches on the
+card, the product that takes patches in, and the merger of four neighbours that gives them to the
+language model.
 
 Stock cuts a picture on the CPU, which takes a tenth of a second for 768x768. Its convolution of
 patches is a product of rows, because kernel and stride are equal.
@@ -12,17 +13,43 @@ from typing import Any
 
 import torch
 from comfy.text_encoders.qwen_vl import process_qwen2vl_images
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...base.policy import all_off
+from ...base.subclassing import mix
 from ...weights.fp32_residual import Wide
 from ...weights.operands import operands
+from ..common import HAND_BACK
 from ..encoder.block import PATCHES
-from ..encoder.described import GELU
+from ..encoder.described import GELU, obstacle
 
 CHUNK = PATCHES
 
 Grid = Sequence[tuple[int, int, int]]  # of each picture: frames, rows and columns of patches
+
+
+def is_ours(tower: Any, x: Tensor, ops: Sequence[str], others: Sequence[Any]) -> bool:
+    """Whether our ops compute a fused tower's call. If not, the ledger says why.
+
+    x       [patches, values], what the tower is given
+    others  modules around its blocks whose weights we take, too
+    """
+    policy = tower.fusestream_policy
+    if all_off(policy, ops):
+        return False
+    reason = obstacle(tower.blocks, x[None], policy, on_cpu=tower.fusestream_on_cpu, others=others)
+    if reason is not None:
+        HAND_BACK(reason, x, forced=policy.default == "on", quietly=not x.is_cuda)
+    return reason is None
+
+
+def cut_on_the_device(model: nn.Module, kind: Any, tower: Any, mixin: Any) -> None:
+    """Mix this into all networks of a class of stock's that have a tower fused so, and cut pictures
+    as that class does."""
+    for network in model.modules():
+        is_cut = isinstance(network, kind) and is_stocks(network, kind, "preprocess_embed")
+        if is_cut and isinstance(network.visual, tower):
+            mix(network, mixin)
 
 
 def picture_of(embed: Mapping[str, Any], tower: Any, ops: Sequence[str]) -> Tensor | None:

@@ -25,11 +25,10 @@ from ....kernels_cuda import KernelPolicy
 from ...base.policy import all_off, standing
 from ...base.subclassing import mix
 from ...weights.fp32_residual import Wide
-from ..common import HAND_BACK
 from ..encoder.block import Call, Norm, compute, normed
-from ..encoder.described import described, obstacle
+from ..encoder.described import described
 from . import patches
-from .patches import Grid, cut, embedded, is_stocks, merged, picture_of
+from .patches import Grid, cut, cut_on_the_device, embedded, is_ours, merged, picture_of
 from .windows import layout
 
 OPS = ("norm_modulate", "rms_parts", "linear", "linear_", "join_sums", "attention", "rms_rope_")
@@ -44,10 +43,7 @@ def fuse(model: nn.Module, policy: KernelPolicy, *, on_cpu: bool) -> int:
         for block in tower.blocks:
             mix(block, FusedBlock)
             fused += 1
-    for network in model.modules():
-        is_cut = isinstance(network, llama.Qwen25_7BVLI) and is_stocks(network, llama.Qwen25_7BVLI, "preprocess_embed")
-        if is_cut and isinstance(network.visual, FusedTower):
-            mix(network, CutsOnTheDevice)
+    cut_on_the_device(model, llama.Qwen25_7BVLI, FusedTower, CutsOnTheDevice)
     return fused
 
 
@@ -82,20 +78,11 @@ class FusedTower:
         """Stock's Qwen2VLVisionTransformer, for patches [n, 3 * 2 * 14 * 14] fp32, with the four
         that will be merged adjacent, and the grid [pictures, 3] of frames, rows and columns.
         Returns [n / 4, the language model's width] fp32."""
-        policy, tower = self.fusestream_policy, self
-        if image_grid_thw is not None and not all_off(policy, OPS):
-            reason = _obstacle(tower, pixel_values)
-            if reason is None:
-                return seen(tower, Wide(policy), pixel_values, image_grid_thw)
-            HAND_BACK(reason, pixel_values, forced=policy.default == "on", quietly=not pixel_values.is_cuda)
+        tower: Any = self
+        if image_grid_thw is not None and is_ours(tower, pixel_values, OPS, (tower.patch_embed, tower.merger)):
+            return seen(tower, Wide(self.fusestream_policy), pixel_values, image_grid_thw)
         found: Tensor = super().forward(pixel_values, image_grid_thw)  # type: ignore[misc]
         return found
-
-
-def _obstacle(tower: Any, x: Tensor) -> str | None:
-    """Why stock must compute this call, in words a user understands; None if we may."""
-    on_cpu, others = tower.fusestream_on_cpu, (tower.patch_embed, tower.merger)
-    return obstacle(tower.blocks, x[None], tower.fusestream_policy, on_cpu=on_cpu, others=others)
 
 
 def seen(tower: Any, wide: Wide, x: Tensor, grid_thw: Tensor) -> Tensor:

@@ -21,11 +21,10 @@ from ....kernels_cuda import KernelPolicy
 from ...base.policy import all_off, standing
 from ...base.subclassing import mix
 from ...weights.fp32_residual import Wide
-from ..common import HAND_BACK
 from ..encoder.block import Call, compute
-from ..encoder.described import described, obstacle
+from ..encoder.described import described
 from . import patches
-from .patches import Grid, cut, embedded, is_stocks, merged, picture_of
+from .patches import Grid, cut, cut_on_the_device, embedded, is_ours, merged, picture_of
 
 OPS = ("norm_modulate", "linear", "linear_", "join_sums", "attention", "rms_rope_")
 # Stock's settings for cutting a picture into patches.
@@ -43,10 +42,7 @@ def fuse(model: nn.Module, policy: KernelPolicy, *, on_cpu: bool) -> int:
             fused += 1
         for merger in (tower.merger, *tower.deepstack_merger_list):
             mix(merger, FusedMerger)
-    for network in model.modules():
-        is_cut = isinstance(network, stock.Qwen3VL) and is_stocks(network, stock.Qwen3VL, "preprocess_embed")
-        if is_cut and isinstance(network.visual, FusedTower):
-            mix(network, CutsOnTheDevice)
+    cut_on_the_device(model, stock.Qwen3VL, FusedTower, CutsOnTheDevice)
     return fused
 
 
@@ -85,20 +81,10 @@ class FusedTower:
         """Stock's Qwen3VLVisionModel, for patches [n, 3 * 2 * 16 * 16] fp32, with the four that
         will be merged adjacent, and the grid [pictures, 3] of frames, rows and columns. Returns [n
         / 4, width] fp32, and the same from each merger in between."""
-        policy, tower = self.fusestream_policy, self
-        if not all_off(policy, OPS):
-            reason = _obstacle(tower, x)
-            if reason is None:
-                return seen(tower, Wide(policy), x, grid_thw)
-            HAND_BACK(reason, x, forced=policy.default == "on", quietly=not x.is_cuda)
+        tower: Any = self
+        if is_ours(tower, x, OPS, (tower.patch_embed, tower.merger, *tower.deepstack_merger_list)):
+            return seen(tower, Wide(self.fusestream_policy), x, grid_thw)
         return super().forward(x, grid_thw)  # type: ignore[misc]
-
-
-def _obstacle(tower: Any, x: Tensor) -> str | None:
-    """Why stock must compute this call, in words a user understands; None if we may."""
-    others = (tower.patch_embed, tower.merger, *tower.deepstack_merger_list)
-    on_cpu = tower.fusestream_on_cpu
-    return obstacle(tower.blocks, x[None], tower.fusestream_policy, on_cpu=on_cpu, others=others)
 
 
 def seen(tower: Any, wide: Wide, x: Tensor, grid_thw: Tensor) -> tuple[Tensor, list[Tensor]]:

@@ -97,8 +97,8 @@ class InBands:
             return made
         found = self._plan(call, z, z.device, room)
         if isinstance(found, str):
-            made = self._at_once(call, found, lambda: _stocks(call, z, output_buffer, options))
-            return made
+            _say(call, found)
+            return _stocks(call, z, output_buffer, options)
         if output_buffer is None:
             output_buffer = torch.empty(found.shape, dtype=z.dtype, device=z.device)
         self._hold(True, z.device)
@@ -106,8 +106,8 @@ class InBands:
         try:
             self._served(call, found, z, partial(passage.decode, z, output_buffer, **options), z.device)
         except Unreadable as error:
-            made = self._at_once(call, str(error), lambda: _stocks(call, z, output_buffer, options))
-            return made
+            _say(call, str(error))
+            return _stocks(call, z, output_buffer, options)
         return output_buffer
 
     @torch.no_grad()
@@ -124,18 +124,15 @@ class InBands:
         device = device or x.device
         found = self._plan(call, x, device, room)
         if isinstance(found, str):
-            return self._at_once(call, found, lambda: call(x if call.brings else x.to(device), device))
+            _say(call, found)
+            return call(x if call.brings else x.to(device), device)
         self._hold(False, device)
         passage = Passage(call, found, device, Progress(max(1, len(found.bands)), shown=room is None))
         try:
             return self._served(call, found, x, partial(passage.encode, x), device)
         except Unreadable as error:
-            return self._at_once(call, str(error), lambda: call(x if call.brings else x.to(device), device))
-
-    def _at_once(self, call: Call, reason: str, run: Callable[[], Any]) -> Any:
-        what = "decodes" if call.decodes else "encodes"
-        LEDGER.say_once(f"A VAE {what} all at once, as ComfyUI does: {reason}.", logging.INFO)
-        return run()
+            _say(call, str(error))
+            return call(x if call.brings else x.to(device), device)
 
     def _call(self, decodes: bool) -> Call:
         net: Any = self
@@ -166,6 +163,12 @@ class InBands:
         most = max(int(HELD * plan.peak), limit - OTHERS - weights_there(self, call.decodes))
         request = Request(STANDARD, device, most, on_card(device), on_card(device))
         return request.served(call.net, given.shape, 0, lambda _request: run())
+
+
+def _say(call: Call, reason: str) -> None:
+    """Why a call is stock's."""
+    what = "decodes" if call.decodes else "encodes"
+    LEDGER.say_once(f"A VAE {what} all at once, as ComfyUI does: {reason}.", logging.INFO)
 
 
 def weights_there(net: Any, decodes: bool) -> int:

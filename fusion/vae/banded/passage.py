@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from ..bands import Span
 from ..memory_limits import Progress
-from . import convolving, shaping  # noqa: F401 - they enter their operations into the table
 from .plan import Band, Plan
 from .rehearsal import Call
 from .seam import Seam

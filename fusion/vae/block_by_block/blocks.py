@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -82,7 +83,7 @@ class BlockByBlock:
             seen.append((given, others, options))
             return given
 
-        with self._answered(note):
+        with each_answered(self._blocks, note):
             self._forward(x)
         given, others, options = seen[0]
         if order != list(range(len(self._blocks))) or any(
@@ -95,17 +96,21 @@ class BlockByBlock:
     def _left(self, x: Tensor, made: Tensor) -> Tensor:
         """What the decoder makes of what the last block made."""
         last = len(self._blocks) - 1
-        with self._answered(lambda number, given, *_others, **_options: made if number == last else given):
+
+        def answer(number: int, given: Tensor, *_others: Any, **_options: Any) -> Tensor:
+            return made if number == last else given
+
+        with each_answered(self._blocks, answer):
             return self._forward(x)
 
-    @contextlib.contextmanager
-    def _answered(self, answer: Callable[..., Any]) -> Iterator[None]:
-        with contextlib.ExitStack() as stack:
-            for number, block in enumerate(self._blocks):
-                stack.enter_context(
-                    answered(block, lambda *args, number=number, **options: answer(number, *args, **options))
-                )
-            yield
+
+@contextlib.contextmanager
+def each_answered(blocks: Sequence[nn.Module], answer: Callable[..., Any]) -> Iterator[None]:
+    """While open, calls of the blocks are answered by this, which gets a block's number first."""
+    with contextlib.ExitStack() as stack:
+        for number, block in enumerate(blocks):
+            stack.enter_context(answered(block, partial(answer, number)))
+        yield
 
 
 def answer_of(forward: Callable[[Tensor], Tensor], blocks: Sequence[nn.Module], x: Tensor) -> tuple[torch.Size, int]:
@@ -113,15 +118,12 @@ def answer_of(forward: Callable[[Tensor], Tensor], blocks: Sequence[nn.Module], 
     computed."""
     kept = 0
 
-    def pass_on(given: Tensor, *_others: Any, **_options: Any) -> Tensor:
+    def pass_on(_number: int, given: Tensor, *_others: Any, **_options: Any) -> Tensor:
         nonlocal kept
         kept = max(kept, given.numel() * given.element_size())
         return given
 
-    with contextlib.ExitStack() as stack:
-        for block in blocks:
-            stack.enter_context(answered(block, pass_on))
-        stack.enter_context(rehearsing(x.device))
+    with each_answered(blocks, pass_on), rehearsing(x.device):
         made = forward(skipped(x.shape, x.dtype, x.device))
     return torch.Size(made.shape), AT_WORK * kept
 

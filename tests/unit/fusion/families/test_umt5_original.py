@@ -207,9 +207,9 @@ def test_the_node_looks_again_at_what_it_refused(tmp_path: Path, headed: str) ->
     """The file itself is what it was: what it lacked lies beside it now."""
     path = tmp_path / "encoder.safetensors"
     shutil.copy(headed, path)
-    assert "Download spiece.model" in str(files._header_fault(str(path), "the same", Role.TEXT))
+    assert "Download spiece.model" in str(files.refused_by(files._look_at, str(path), "the same", Role.TEXT))
     (tmp_path / "spiece.model").write_bytes(spiece.spiece_model())
-    assert files._header_fault(str(path), "the same", Role.TEXT) is None
+    assert files.refused_by(files._look_at, str(path), "the same", Role.TEXT) is None
 
 
 def test_the_tokenizer_of_another_vocabulary_does_not_serve(tmp_path: Path, headed: str, comfys: str) -> None:
