@@ -1,0 +1,132 @@
+"""VAEs that no family knows, on a card: in bands and block by block, against ComfyUI's own passes. Needs a ComfyUI.
+
+Networks of the published widths, where that is small enough; weights are random.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gpu.support import error
+
+from fusestream import checkpoints
+from fusestream.kernels_cuda import LEDGER, KernelPolicy
+
+pytestmark = pytest.mark.skipif(not os.environ.get("COMFYUI_PATH"), reason="COMFYUI_PATH names no ComfyUI")
+
+# Of the plan's bytes: what a convolution's library takes beside its tensors is not the plan's.
+BESIDE = 1.25
+HALF_ERROR = 4e-3  # a convolution of another width may sum in another order, in fp16
+
+
+def published(name: str) -> Any:
+    import comfy.ldm.lightricks.vae.causal_video_autoencoder as ltx
+    from any_vaes import drawn, hunyuan
+
+    if name == "LTX-2":
+        config = ltx.VideoVAE.get_default_config(None, 2)  # type: ignore[arg-type]
+        net = ltx.VideoVAE(2, {**config, "timestep_conditioning": False})
+    else:
+        widths, matched = (
+            [128, 256, 512, 1024, 1024],
+            {"downsample_match_channel": True, "upsample_match_channel": True},
+        )
+        sizes = {"block_out_channels": widths, "num_res_blocks": 2, "z_channels": 32, **matched}
+        net = hunyuan("vae_refiner", **sizes, ffactor_spatial=16, ffactor_temporal=4)
+    return drawn(net.cuda()).half()
+
+
+@pytest.fixture(scope="module", params=["LTX-2", "HunyuanVideo 1.5"])
+def net(request: Any) -> Iterator[Any]:
+    torch.manual_seed(3)
+    with torch.inference_mode():
+        yield published(request.param)
+    torch.cuda.empty_cache()
+
+
+def latent(net: Any, way: str) -> torch.Tensor:
+    is_ltx = type(net).__name__.endswith("VideoVAE")
+    channels, side, frames = (128, 32, 8) if is_ltx else (32, 16, 4)
+    height, width, length = 512 // side, 768 // side, 4
+    if way == "decode":
+        return torch.randn(1, channels, length, height, width, device="cuda").half()
+    shape = 1, 3, 1 + frames * (length - 1), side * height, side * width
+    return torch.randn(shape, device="cuda").half().clamp(-1, 1)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("way", ["decode", "encode"])
+def test_bands_are_stocks_numbers_within_the_plans_bytes(
+    net: Any, way: str, record_property: Callable[[str, object], None]
+) -> None:
+    from fusestream.fusion.vae.banded import install
+    from fusestream.fusion.vae.banded.plan import Plan
+    from fusestream.fusion.vae.banded.rehearsal import Job
+
+    given = latent(net, way)
+    if not hasattr(net, "fusestream_plans"):
+        install.fuse(net)
+    call, plans = net._call(way == "decode"), net.fusestream_plans
+    want = call.stocks(given)
+    job = Job(tuple(given.shape), given.dtype, given.device, given.device)
+    whole = plans.find(call, job, 1 << 60)
+    assert isinstance(whole, Plan) and not whole.bands
+    room = int(0.6 * whole.peak)
+    plan = plans.find(call, job, room)
+    assert isinstance(plan, Plan) and len(plan.bands) > 1
+
+    def made(allowed: int) -> torch.Tensor:
+        if way == "encode":
+            return net.encode(given, room=allowed)  # type: ignore[no-any-return]
+        return net.decode(given, output_buffer=torch.empty(want.shape), room=allowed)  # type: ignore[no-any-return]
+
+    found = {}
+    for name, allowed in (("at once", 1 << 60), ("in bands", room)):
+        made(allowed)
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        start = time.perf_counter()
+        got = made(allowed)
+        torch.cuda.synchronize()
+        found[name] = time.perf_counter() - start, (torch.cuda.max_memory_allocated() - before) / 2**30
+    apart = error(got.to(want), want)
+    planned = f"planned {plan.peak / 2**30:.3f} GiB in {len(plan.bands)} bands, work x {plan.products / plan.least:.3f}"
+    told = {name: f"{seconds:.3f} s, {gib:.3f} GiB" for name, (seconds, gib) in found.items()}
+    record_property(f"{type(net).__name__} {way}", f"{apart:.3g} apart; {told}; {planned}")
+    print(f"{type(net).__name__} {way}: {apart:.3g} apart; {told}; {planned}")
+    assert apart < HALF_ERROR
+    assert found["in bands"][1] * 2**30 <= BESIDE * plan.peak
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("kernels", ["auto", "off"])
+def test_block_by_block_through_the_loader_is_stocks(tmp_path: Path, kernels: Any) -> None:
+    """A small file of MiniMax H3's, on the card as the nodes have it: the pixels are ComfyUI's, and no weight stays."""
+    import comfy
+    import comfy.model_management
+    import comfy.sd
+    import comfy.utils
+
+    from fusestream import fusion
+
+    path = checkpoints.write("minimax_video_vae", tmp_path)
+    LEDGER.clear()
+    with checkpoints.narrow.opened(comfy):
+        weights, metadata = comfy.utils.load_torch_file(str(path), return_metadata=True)
+        stock = comfy.sd.VAE(sd=weights, metadata=metadata)
+        ours = fusion.load_vae(str(path), KernelPolicy.of(kernels))
+    z = torch.randn(1, 24, 7, 17, 9)
+    want, got = stock.decode(z), ours.decode(z)
+    apart = error(got, want)
+    print(f"MiniMax H3 {kernels}: {apart:.3g} apart")
+    assert got.shape == want.shape and apart < HALF_ERROR
+    comfy.model_management.unload_all_models()
+    assert all(tensor.device.type == "cpu" for tensor in ours.first_stage_model.parameters())
