@@ -195,6 +195,16 @@ def test_what_another_node_does_to_a_module_is_done(nets: dict[str, Any]) -> Non
         close(call(net, "decode", given, room=room), call(stock, "decode", given))
 
 
+def test_bands_begin_before_nearest_values_of_either_kind(nets: dict[str, Any]) -> None:
+    """Most of Wan's work, and of its bytes, is around its upsamplings, which are "nearest-exact"."""
+    kind = LOCAL["Wan"]
+    net, given = fused(nets, kind), kind.given("decode", 4, 24)
+    room = int(0.6 * peak_of(net, "decode", given))
+    plan = plan_of(net, "decode", given, room)
+    assert isinstance(plan, Plan) and len(plan.bands) > 1 and plan.peak <= room
+    close(call(net, "decode", given, room=room), call(net_of(nets, kind), "decode", given))
+
+
 def test_a_tile_is_stocks_call(nets: dict[str, Any]) -> None:
     kind = LOCAL["LTX-2"]
     net, stock = fused(nets, kind), net_of(nets, kind)

@@ -109,9 +109,12 @@ def padded(x: Banded, around: Any, mode: str = "constant", value: float | None =
     return pad(packet.default, x, around)
 
 
-@rule(aten.upsample_nearest1d, aten.upsample_nearest2d, aten.upsample_nearest3d)
+@rule(
+    *(aten.upsample_nearest1d, aten.upsample_nearest2d, aten.upsample_nearest3d),
+    *(aten._upsample_nearest_exact1d, aten._upsample_nearest_exact2d, aten._upsample_nearest_exact3d),
+)
 def upsample(func: Any, x: Banded, size: Any, *scales: Any) -> Banded:
-    """Nearest values, by whole factors."""
+    """Nearest values, by whole factors, for which both kinds of them are the same."""
     assert x.axis is not None
     by_factors = size is None or (scales and isinstance(scales[0], list))
     side = x.axis - 2
