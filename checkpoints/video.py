@@ -8,7 +8,7 @@ import json
 from dataclasses import dataclass
 
 from . import vaes
-from .text import GEMMA3
+from .text import GEMMA3, LlamaSize
 from .wan import FREQUENCIES, HEAD, SHARP
 from .weights import Rows, Table, Tree, conv, gain, linear, norm, normal, tree
 
@@ -151,12 +151,12 @@ def ltx_metadata(size: LtxSize) -> dict[str, str]:
     return {"config": json.dumps({"transformer": config})}
 
 
-def ltx_text_projection(size: LtxSize) -> Table:
+def ltx_text_projection(size: LtxSize, language: LlamaSize = GEMMA3.language) -> Table:
     """What LTX-2.3 makes of the prompt, in a file of its own: all layers of Gemma 3 and its
     embedding, one beside the other, become an encoding for each stream. Stock knows it by the
-    audio's bias.
+    audio's bias. language: of Gemma 3.
     """
-    read = (GEMMA3.language.layers + 1) * GEMMA3.language.width
+    read = (language.layers + 1) * language.width
     return tree(
         {
             "text_embedding_projection.audio_aggregate_embed": linear(size.audio, read),

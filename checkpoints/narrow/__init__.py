@@ -15,6 +15,7 @@ and nothing else changes:
     HuMo, Animate   the layers of audio_proj; those of motion_encoder and face_encoder
     VAEs (KL)       the encoder's base width of 128
     VAEs (MiniMax)  all sizes
+    VAE (HunyuanVideo 1.5) its widths
     CLIP            widths and layers of the text encoders within whole checkpoints
     Qwen2.5-VL, Gemma 3 12B, MiniMax H3's Qwen3-VL   the sizes of their vision towers
     Qwen3, Mistral  which three layers Flux.2 reads, where an option tells that there are fewer

@@ -178,6 +178,12 @@ def _read_minimax_video(ldm: Any, shape: Shapes, replace: Replace) -> None:
     constructed_with(replace, module.ViT3DDecoder, num_layers=layers, heads=heads)
 
 
+def _read_hunyuan(ldm: Any, shape: Shapes, replace: Replace) -> None:
+    stages = [shape[f"encoder.down.{stage}.block.0.conv1.conv.weight"][0] for stage in range(5)]
+    for half in ("Encoder", "Decoder"):
+        constructed_with(replace, getattr(ldm.hunyuan_video.vae_refiner, half), block_out_channels=stages)
+
+
 def _read_minimax_audio(ldm: Any, shape: Shapes, replace: Replace) -> None:
     constructed_with(
         replace,
@@ -189,8 +195,10 @@ def _read_minimax_audio(ldm: Any, shape: Shapes, replace: Replace) -> None:
 
 
 KL_MARK, VIDEO_MARK = "encoder.conv_in.weight", "decoder.transformer_blocks.0.scale1"
+HUNYUAN_MARK = "decoder.up.0.upsample.conv.conv.weight"
 VAES: Mapping[str, Callable[[Any, Shapes, Replace], None]] = {
     KL_MARK: _read_kl,
     VIDEO_MARK: _read_minimax_video,
+    HUNYUAN_MARK: _read_hunyuan,
     "pre_block.attn.zero_k_bias": _read_minimax_audio,
 }

@@ -11,7 +11,10 @@ Stock reads all sizes from the metadata.
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -21,10 +24,46 @@ from .vocoder import Vocoder, vocoder
 
 CHANNELS = 128
 FOLD = 4
-WIDTH = 8  # of both halves, next to the pixels
-DEEP = 8 * WIDTH  # next to the latents, of the decoder
-DOWN = (("compress_space_res", 4), ("compress_time_res", 2), ("compress_all_res", 8), ("compress_all_res", 8))
-UPS = 3
+RESIDUAL = "res_x"
+FOLDED = {"space": 4, "time": 2, "all": 8}  # pixels and frames that become one, by the name of a folding
+
+
+@dataclass(frozen=True)
+class LtxVideoSize:
+    """The sizes of one VAE of videos.
+
+    width             of both halves, next to the pixels
+    encoder, decoder  blocks from the pixels down, by stock's names: residual ones, with how many there are,
+                      and foldings, with how many times as wide the latents' side is
+    residual          whether the decoder's unfoldings add their input
+    """
+
+    width: int = 8
+    encoder: tuple[tuple[str, int], ...] = (
+        (RESIDUAL, 1),
+        ("compress_space_res", 2),
+        ("compress_time_res", 2),
+        ("compress_all_res", 2),
+        ("compress_all_res", 2),
+        (RESIDUAL, 1),
+    )
+    decoder: tuple[tuple[str, int], ...] = ((RESIDUAL, 1), *(3 * (("compress_all", 2),)), (RESIDUAL, 1))
+    residual: bool = True
+
+
+LTX_VIDEO = LtxVideoSize()
+LTX_VIDEO_PUBLISHED = LtxVideoSize(
+    128,
+    (
+        *((RESIDUAL, 4), ("compress_space_res", 2), (RESIDUAL, 6), ("compress_time_res", 2), (RESIDUAL, 4)),
+        *(("compress_all_res", 2), (RESIDUAL, 2), ("compress_all_res", 1), (RESIDUAL, 2)),
+    ),
+    (
+        *((RESIDUAL, 4), ("compress_space", 2), (RESIDUAL, 6), ("compress_time", 2), (RESIDUAL, 4)),
+        *(("compress_all", 1), (RESIDUAL, 2), ("compress_all", 2), (RESIDUAL, 2)),
+    ),
+    residual=False,
+)
 SOUND, SOUND_CHANNELS, EARS = 8, 8, 2
 SOUND_WIDTHS = (1, 2, 4)
 BASES, TAPS, BANDS = 514, 512, 64  # of the second vocoder's spectrogram
@@ -41,7 +80,7 @@ def ltx_vaes() -> Table:
     }
     return tree(
         {
-            "vae": _video(),
+            "vae": _video(LTX_VIDEO),
             "audio_vae": _audio(),
             "vocoder.vocoder": vocoder(FIRST),
             "vocoder.bwe_generator": vocoder(SECOND),
@@ -54,27 +93,47 @@ def _statistics() -> Tree:
     return {"std-of-means": gain(CHANNELS), "mean-of-means": normal(0.2, CHANNELS)}
 
 
-def _video() -> Tree:
-    encoder: Rows = {"0.res_blocks.0": _block(WIDTH)}
-    width = WIDTH
-    for place, (_, folded) in enumerate(DOWN, 1):
-        encoder[f"{place}.conv.conv"] = conv(2 * width // folded, width, *CUBE)
-        width *= 2
-    encoder[f"{len(DOWN) + 1}.res_blocks.0"] = _block(width)
-    decoder: Rows = {"0.res_blocks.0": _block(DEEP)}
-    for place in range(UPS):
-        decoder[f"{place + 1}.conv.conv"] = conv(4 * (DEEP >> place), DEEP >> place, *CUBE)
-    decoder[f"{UPS + 1}.res_blocks.0"] = _block(WIDTH)
+def ltx_video_vae(size: LtxVideoSize) -> Table:
+    """Every tensor of the VAE of videos in a file of its own."""
+    return tree(_video(size))
+
+
+def ltx_video_vae_metadata(size: LtxVideoSize) -> dict[str, str]:
+    """The configuration that stock reads with it."""
+    return {"config": json.dumps({"vae": _video_config(size)})}
+
+
+def _video(size: LtxVideoSize) -> Tree:
+    encoder, decoder = Rows(), Rows()
+    width = size.width
+    for place, (name, count) in enumerate(size.encoder):
+        if name == RESIDUAL:
+            encoder[f"{place}.res_blocks.[{count}]"] = _block(width)
+        else:
+            encoder[f"{place}.conv.conv"] = conv(count * width // _folded(name), width, *CUBE)
+            width *= count
+    last = width
+    width = deep = size.width * math.prod(count for name, count in size.decoder if name != RESIDUAL)
+    for place, (name, count) in enumerate(reversed(size.decoder)):
+        if name == RESIDUAL:
+            decoder[f"{place}.res_blocks.[{count}]"] = _block(width)
+        else:
+            decoder[f"{place}.conv.conv"] = conv(_folded(name) * width // count, width, *CUBE)
+            width //= count
     pixels = 3 * FOLD * FOLD
     return {
-        "encoder.conv_in.conv": conv(WIDTH, pixels, *CUBE),
+        "encoder.conv_in.conv": conv(size.width, pixels, *CUBE),
         "encoder.down_blocks": encoder,
-        "encoder.conv_out.conv": conv(CHANNELS + 1, width, *CUBE),
-        "decoder.conv_in.conv": conv(DEEP, CHANNELS, *CUBE),
+        "encoder.conv_out.conv": conv(CHANNELS + 1, last, *CUBE),
+        "decoder.conv_in.conv": conv(deep, CHANNELS, *CUBE),
         "decoder.up_blocks": decoder,
-        "decoder.conv_out.conv": conv(pixels, WIDTH, *CUBE, factor=PIXEL_GAIN),
+        "decoder.conv_out.conv": conv(pixels, size.width, *CUBE, factor=PIXEL_GAIN),
         "per_channel_statistics": _statistics(),
     }
+
+
+def _folded(name: str) -> int:
+    return FOLDED[name.split("_")[1]]
 
 
 def _block(width: int) -> Tree:
@@ -118,8 +177,6 @@ def _sound_block(into: int, width: int) -> Tree:
 
 def ltx_vae_config() -> Mapping[str, Any]:
     """The parts of a checkpoint's configuration that stock reads."""
-    doubled = {"residual": True, "multiplier": 2}
-    block = ["res_x", {"num_layers": 1}]
     spectrogram = {
         **{"double_z": True, "mel_bins": BANDS, "z_channels": SOUND_CHANNELS, "resolution": 256},
         **{"downsample_time": False, "in_channels": EARS, "out_ch": EARS, "ch": SOUND, "ch_mult": SOUND_WIDTHS},
@@ -127,14 +184,7 @@ def ltx_vae_config() -> Mapping[str, Any]:
         **{"norm_type": "pixel", "causality_axis": "height"},
     }
     return {
-        "vae": {
-            **{"dims": 3, "in_channels": 3, "out_channels": 3, "latent_channels": CHANNELS, "patch_size": FOLD},
-            **{"norm_layer": "pixel_norm", "latent_log_var": "uniform", "spatial_padding_mode": "zeros"},
-            **{"causal_decoder": False, "timestep_conditioning": False},
-            **{"encoder_base_channels": WIDTH, "decoder_base_channels": WIDTH},
-            "encoder_blocks": [block, *([name, {"multiplier": 2}] for name, _ in DOWN), block],
-            "decoder_blocks": [block, *([["compress_all", doubled]] * UPS), block],
-        },
+        "vae": _video_config(LTX_VIDEO),
         "audio_vae": {
             "model": {"params": {"ddconfig": spectrogram, "sampling_rate": 16000}},
             "preprocessing": {"stft": {"filter_length": 1024, "hop_length": 160}},
@@ -147,6 +197,23 @@ def ltx_vae_config() -> Mapping[str, Any]:
                 **{"hop_length": 80, "n_fft": TAPS, "num_mels": BANDS},
             },
         },
+    }
+
+
+def _video_config(size: LtxVideoSize) -> Mapping[str, Any]:
+    def told(blocks: tuple[tuple[str, int], ...], more: Mapping[str, Any]) -> list[Any]:
+        return [
+            [name, {"num_layers": count} if name == RESIDUAL else {**more, "multiplier": count}]
+            for name, count in blocks
+        ]
+
+    return {
+        **{"dims": 3, "in_channels": 3, "out_channels": 3, "latent_channels": CHANNELS, "patch_size": FOLD},
+        **{"norm_layer": "pixel_norm", "latent_log_var": "uniform", "spatial_padding_mode": "zeros"},
+        **{"causal_decoder": False, "timestep_conditioning": False},
+        **{"encoder_base_channels": size.width, "decoder_base_channels": size.width},
+        "encoder_blocks": told(size.encoder, {}),
+        "decoder_blocks": told(size.decoder, {"residual": True} if size.residual else {}),
     }
 
 

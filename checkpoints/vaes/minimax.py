@@ -35,6 +35,7 @@ class MiniMaxVideoSize:
 
 
 MINIMAX_VIDEO = MiniMaxVideoSize()
+MINIMAX_VIDEO_PUBLISHED = MiniMaxVideoSize((128, 256, 256, 512, 512, 1024), heads=32, layers=36)
 
 
 def minimax_video(size: MiniMaxVideoSize) -> Table:

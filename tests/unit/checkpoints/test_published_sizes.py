@@ -4,8 +4,10 @@ networks, to the letter. Stock's are built on the meta device, so 14 billion wei
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ import comfy.ops
 import comfy.sd
 import comfy.text_encoders.flux
 import comfy.text_encoders.llama
+import comfy.text_encoders.lt
 import comfy.text_encoders.minimax
 import comfy.text_encoders.t5
 import comfy.text_encoders.z_image
@@ -276,3 +279,35 @@ def test_kl_vaes_are_the_real_ones(kind: str) -> None:
         wanted |= {f"bn.{name}": tuple(getattr(net.bn, name).shape) for name in ("running_mean", "running_var")}
         wanted.pop("bn.num_batches_tracked", None)
     assert shapes(vaes.kl_vae(vaes.KlSize(size.latent, size.quantised, size.folded, width=128))) == wanted
+
+
+# Of VAEs that stock's loader builds: the table, the metadata of the file, and GiB of the decoder in 16 bits.
+OTHER_VAES: dict[str, tuple[Table, dict[str, str], float]] = {
+    "LTX-2.3": (
+        vaes.ltx_video_vae(vaes.LTX_VIDEO_PUBLISHED),
+        vaes.ltx_video_vae_metadata(vaes.LTX_VIDEO_PUBLISHED),
+        0.76,
+    ),
+    "HunyuanVideo 1.5": (vaes.hunyuan_vae(vaes.HUNYUAN_VAE_PUBLISHED), {}, 1.62),
+    "MiniMax H3": (vaes.minimax_video(vaes.MINIMAX_VIDEO_PUBLISHED), {}, 4.51),
+}
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+@pytest.mark.parametrize("name", OTHER_VAES)
+def test_other_vaes_are_those_that_stocks_loader_builds(name: str, is_open: bool) -> None:
+    """Also while small ones are taken."""
+    table, metadata, gib = OTHER_VAES[name]
+    with torch.device("meta"), narrow.opened(comfy) if is_open else contextlib.nullcontext():
+        net = comfy.sd.VAE(sd=weightless(table), metadata=metadata).first_stage_model
+    unread = ".temb_proj."  # stock's blocks have it, and no file
+    assert shapes(table) == {name: shape for name, shape in shapes_of(net).items() if unread not in name}
+    held = sum(math.prod(spec.shape) for name, spec in table.items() if name.startswith("decoder."))
+    assert 2 * held / 2**30 == pytest.approx(gib, rel=0.01)
+
+
+def test_a_projection_reads_all_layers_of_the_published_encoder() -> None:
+    found = shapes(video.ltx_text_projection(LTX["LTX-2.3"], GEMMA3_12B))
+    with torch.device("meta"):
+        net = comfy.text_encoders.lt.DualLinearProjection(3840 * 49, 4096, 2048, operations=OPS)
+    assert found == {f"text_embedding_projection.{name}": shape for name, shape in shapes_of(net).items()}
