@@ -56,6 +56,13 @@ class Language:
 QWEN3 = Language(width=2560, ffn=9728, heads=32, key_heads=8, head_width=128, layers=36, vocabulary=151936)
 WRITERS = {"vl2": Language(2048, 6144, 16, 8, 128, 28, QWEN3.vocabulary), "vl4": QWEN3}
 VISION = Sizes(1024, 4096, 24)  # of either
+# Text encoders of other models' prompts.
+READERS = {
+    "qwen25_vl": Language(3584, 18944, 28, 4, 128, 28, 152064),
+    "gemma3": Language(3840, 15360, 16, 8, 256, 48, 262208),
+    "h3_te": Language(5120, 25600, 64, 8, 128, 50, QWEN3.vocabulary),  # of 64 layers those that it is published with
+}
+FILLED = {"gemma3": 1024}  # tokens that stock fills a prompt up to, where those are more than TEXT_TOKENS
 WORDS = 32  # tokens of a prompt beside a picture
 READ = {"flux2": 27}  # layers of it that somebody reads; all where it is not said
 
@@ -186,12 +193,19 @@ def vae_encode(row: Row, size: VideoVae) -> Cost:
     return Cost(gemm, 4.0 * t * (h * w) ** 2 * into)
 
 
+def is_known(row: Row) -> bool:
+    """Whether there is a cost of its work: not of whole work, nor of the VAEs that no family computes."""
+    return not row.is_whole and row.model not in ("ltx_vae", "h3_vae", "hunyuan15_vae")
+
+
 def cost_of(row: Row) -> Cost:
     """One forward of a row's work, for one prompt, one video or one picture."""
     if row.is_whole:
         raise ValueError("a whole video or picture has the bounds of its parts")
     if row.work == "text":
-        return umt5_forward(UMT5) if row.model == "t5" else qwen3_forward(language(row))
+        if row.model == "t5":
+            return umt5_forward(UMT5)
+        return qwen3_forward(language(row), FILLED.get(row.model, TEXT_TOKENS))
     if row.work == "write":
         return written_token(WRITERS[row.model])
     if row.work == "see":
@@ -208,6 +222,8 @@ def cost_of(row: Row) -> Cost:
 
 def language(row: Row) -> Language:
     """A language model, as far as it is read."""
+    if row.model in READERS:
+        return READERS[row.model]
     return replace(QWEN3, layers=READ.get(row.kind, QWEN3.layers))
 
 

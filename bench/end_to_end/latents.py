@@ -58,6 +58,9 @@ PICTURES = {
 VIDEO = Latent(16, 8)  # of all others
 VIDEOS = {
     "vae22": Latent(48, 16),
+    "ltx_vae": Latent(128, 32, pace=Pace(step=8)),
+    "h3_vae": Latent(24, 16, pace=Pace(step=17, per=5, first=5, least=2)),
+    "hunyuan15_vae": Latent(32, 16),
     "hunyuan_video_15": Latent(32, 16),
     "ltx23": Latent(128, 32, pace=Pace(step=8), sound=Sound((8,), (16,), a_second=25, frames_a_second=25)),
     "minimax_h3": Latent(

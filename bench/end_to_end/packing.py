@@ -54,6 +54,8 @@ PACKED = re.compile(
 PICTURES = re.compile(
     r"(double_blocks|single_blocks|layers|(noise|context)_refiner|transformer_blocks|txtfusion\.\w+_blocks)\.\d+\."
 )
+# Of text encoders: what fp8 files have in a byte; neither words nor relative positions.
+TEXTS = re.compile(r"(encoder\.block|model\.(language_model\.)?layers|(model\.)?visual\.blocks)\.\d+\.")
 OF_A_TABLE = re.compile(r"\.adaln_proj\.")  # of a pruned MiniMax H3, eight columns wide
 UNET = "label_emb.0.0.weight"  # which an SDXL has
 
@@ -115,7 +117,11 @@ def safetensors(rows: Table, storage: str) -> list[Tensor]:
 
 def is_in_bytes(name: str, spec: Spec) -> bool:
     """Whether INT8 and scaled fp8 files have it in a byte."""
-    return is_matrix(spec) and bool(BLOCKS.match(name) or PICTURES.match(name)) and not OF_A_TABLE.search(name)
+    if not is_matrix(spec):
+        return False
+    if TEXTS.match(name) or WORDS.fullmatch(name):
+        return spec.fp8
+    return bool(BLOCKS.match(name) or PICTURES.match(name)) and not OF_A_TABLE.search(name)
 
 
 def note(layer: str, said: Mapping[str, object]) -> Tensor:

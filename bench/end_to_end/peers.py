@@ -6,6 +6,8 @@ SageAttention   stock started with --use-sage-attention, which takes the package
                 last one that is Python alone (Triton), under BSD 3-Clause; newer ones are built with a CUDA toolkit. It is no
                 dependency of anything here. Triton 3.3 and newer compile it for sm_80 and up, not for sm_75.
 
+tiles           stock's node VAE Decode (Tiled), which people put in place of VAE Decode where that runs out of memory.
+
 Stock hides it when either is not at work: where SageAttention raises, torch's attention serves the call, and what cannot be traced
 runs as it is. So calls and graphs are counted, and a side whose figure would be plain stock's has the reason instead.
 """
@@ -129,6 +131,13 @@ class Peer:
         if self.name == "SageAttention" and not self.served:
             return "SageAttention was asked for no call of this model"
         return None
+
+
+def decode_in_tiles(vae: Any, latent: Any) -> Any:
+    """By stock's node VAE Decode (Tiled), with what it has by default: tiles of so many pixels, and of so many frames."""
+    node = importlib.import_module("nodes").VAEDecodeTiled
+    given = {name: told[1]["default"] for name, told in node.INPUT_TYPES()["required"].items() if told[0] == "INT"}
+    return node().decode(vae, {"samples": latent}, **given)[0]
 
 
 def versions(*packages: str) -> str:

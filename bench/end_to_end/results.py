@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from .bounds import LIMIT_GIB, Rates, bound, measured_rates
+from .bounds import LIMIT_GIB, Rates, bound, is_known, measured_rates
 from .row_types import Row
 from .rows import all_rows
 from .storages import computed
@@ -70,6 +70,7 @@ def row_result(
     found: dict[str, Any] = {"name": row.name, "group": row.group, "asked": row.asked, "asked s": row.seconds}
     found |= {"asked first": row.asked_first, "asked first s": row.first_seconds, "asked held GiB": row.held}
     found |= {"asked peak GiB": row.peak} if row.peak else {}
+    found |= {"asked over peers": row.asked_peers} if row.asked_peers else {}
     found |= {"free GiB": free, "storage": row.storage, "steps": row.steps}
     found |= {"peers": [who for who, _ in row.peers]} if row.peers else {}
     if quick:
@@ -104,7 +105,7 @@ def is_of(row: Row, found: Mapping[str, Any]) -> bool:
 
 def set_bounds(found: dict[str, Any], row: Row, rates: Rates) -> None:
     """Note the bound of the row's work on this card, and the share of it that each side reached."""
-    if row.is_whole:
+    if not is_known(row):
         return
     found["bounds s"] = bound(row, rates)
     found["bounds first s"] = bound(row, rates, first=True)
@@ -132,7 +133,7 @@ def refresh_bounds(path: Path) -> int:
 def met(found: Mapping[str, Any]) -> bool | None:
     """Whether what was asked holds. None if nothing was asked, or stock was not measured beside."""
     ours = found.get("ours", {})
-    if not any(found.get(name) for name in ("asked", "asked s", "asked first")):
+    if not any(found.get(name) for name in ("asked", "asked s", "asked first", "asked over peers")):
         return None
     if "error" in ours:
         return False
@@ -141,6 +142,9 @@ def met(found: Mapping[str, Any]) -> bool | None:
     checks = [ours["finite"], ours["peak GiB"] < found.get("asked peak GiB", LIMIT_GIB)]
     checks += [found["stock / ours"] >= found["asked"]] if found["asked"] else []
     checks += [found["stock first / ours first"] >= found["asked first"]] if found["asked first"] else []
+    if least := found.get("asked over peers"):
+        peers = [found[who]["s"] for who in found.get("peers", ()) if "s" in found.get(who, {})]
+        checks += [s / ours["s"] >= least for s in peers]
     for what, most in (("s", "asked s"), ("first s", "asked first s"), ("RAM held GiB", "asked held GiB")):
         checks += [ours[what] <= found[most]] if found.get(most) else []
     return all(checks)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from . import latents
 
 Model = Literal[
     "wan13", "wan14", "vae", "vae22", "t5", "qwen3", "klein4", "klein9", "z_image", "qwen_image", "sd15", "sdxl", "flux2_vae",
     "flux_vae", "vl2", "vl4", "hunyuan_video_15", "ltx23", "minimax_h3", "krea2", "anima",
+    "wan14_low", "qwen25_vl", "krea2_te", "gemma3", "ltx_projection", "h3_te", "ltx_vae", "h3_vae", "hunyuan15_vae",
 ]  # fmt: skip
 Work = Literal["sample", "call", "decode", "encode", "text", "video", "picture", "live", "write", "see"]
 Through = Literal["TAESD", "the VAE"]
@@ -36,18 +37,62 @@ _MODELS: dict[Model, tuple[str, str]] = {
     "minimax_h3": ("MiniMax H3", "minimax_h3_pruned"),
     "krea2": ("Krea 2", "krea2"),
     "anima": ("Anima", "anima"),
+    "wan14_low": ("14B for low noise", "wan_t2v"),
+    "qwen25_vl": ("Qwen2.5-VL 7B", "qwen25_vl"),
+    "krea2_te": ("Krea 2's Qwen3-VL 4B", "krea2_te"),
+    "gemma3": ("Gemma 3 12B", "gemma3"),
+    "ltx_projection": ("LTX-2.3's projection", "ltx23_text_projection"),
+    "h3_te": ("MiniMax H3's Qwen3-VL 32B", "minimax_h3_te"),
+    "ltx_vae": ("LTX-2.3 VAE", "ltx_vae"),
+    "h3_vae": ("MiniMax H3 VAE", "minimax_video_vae"),
+    "hunyuan15_vae": ("HunyuanVideo 1.5 VAE", "hunyuan15_vae"),
 }
 TITLES, TINY = ({model: told[i] for model, told in _MODELS.items()} for i in range(2))
 # Models whose steps have two prompts; the others were distilled to one.
 GUIDED: tuple[Model, ...] = ("wan13", "wan14", "sd15", "sdxl", "qwen_image", "hunyuan_video_15", "anima")
-VAES: tuple[Model, ...] = ("vae", "vae22", "flux2_vae", "flux_vae")
-# Of work from a prompt to its end: the text encoder and the VAE around the row's own model, and how often it is done.
-WHOLE: dict[Work, tuple[Model, Model]] = {"video": ("t5", "vae"), "picture": ("qwen3", "flux2_vae")}
+VAES: tuple[Model, ...] = ("vae", "vae22", "flux2_vae", "flux_vae", "ltx_vae", "h3_vae", "hunyuan15_vae")
+WHOLE_WORKS: tuple[Work, ...] = ("video", "picture")  # from a prompt to its end
+# Files that make one text encoder with another one.
+JOINED: dict[Model, tuple[tuple[Model, str], ...]] = {"gemma3": (("ltx_projection", "fp16"),)}
 TOLD: tuple[Work, ...] = ("call", "live", "write", "see")  # what their model is not known for
 SIZES: dict[Work, str] = {"text": "512 tokens", "write": "a token"}  # of work that has no pixels
 WINDOWS_BUS = 12e9  # bytes a second, as a PCIe 3 card has it
 SAGE = "--use-sage-attention"  # of ComfyUI
-TAKES: dict[Work, int] = {"video": 2, "picture": 4}  # of a row of whole ones; the first is apart
+
+
+@dataclass(frozen=True)
+class Whole:
+    """What is around a model in work from a prompt to its end.
+
+    encoder  its text encoder, and in which storage
+    decoder  its VAE
+    kind     stock's type of the text encoder
+    second   the model of the later half of the steps, where that is another one
+    guided   whether a step has two prompts
+    takes    how often it is done; the first is apart
+    """
+
+    encoder: tuple[Model, str]
+    decoder: Model
+    kind: str
+    second: Model | None = None
+    guided: bool = False
+    takes: int = 2
+
+
+# Files are those that ComfyUI's templates name, or where the bench does not write these, fp8.
+WHOLE: dict[Model, Whole] = {
+    "wan13": Whole(("t5", "fp16"), "vae", "wan", guided=True),
+    "klein4": Whole(("qwen3", "fp16"), "flux2_vae", "flux2", takes=4),
+    "qwen_image": Whole(("qwen25_vl", "fp8_scaled"), "vae", "qwen_image", guided=True),
+    "z_image": Whole(("qwen3", "fp16"), "flux_vae", "lumina2"),
+    "krea2": Whole(("krea2_te", "fp8_scaled"), "vae", "krea2"),
+    "wan14": Whole(("t5", "fp8_scaled"), "vae", "wan", second="wan14_low"),
+    "ltx23": Whole(("gemma3", "fp8_scaled"), "ltx_vae", "ltxv"),
+    "minimax_h3": Whole(("h3_te", "fp8_scaled"), "h3_vae", "minimax"),
+}
+# Text encoders of tens of gigabytes lie beside the model that they are for.
+OWNERS: dict[Model, Model] = {"gemma3": "ltx23", "h3_te": "minimax_h3", "qwen25_vl": "qwen_image"}
 
 
 @dataclass(frozen=True)
@@ -62,6 +107,7 @@ class Side:
     windows    as Windows with a card in a PCIe 3 slot has it: windows.py
     pack       stock reads the file through city96's pack: gguf_pack.py
     compiled   stock's node TorchCompileModel stands behind the loader: peers.py
+    tiled      stock's node VAE Decode (Tiled) decodes, with the tiles that it has by default
     ballast    whether all but `--free` GiB of the card are taken
     remembers  what kernels were chosen before in this machine's life; else it is a new one
     cards      a step's prompts are computed on so many, by stock's MultiGPU CFG Split
@@ -81,6 +127,7 @@ class Side:
     windows: bool = False
     pack: bool = False
     compiled: bool = False
+    tiled: bool = False
     cards: int = 1
     families: bool = True
     remembers: bool = True
@@ -95,6 +142,7 @@ class Row:
 
     steps    of the sampler, or how often the work is done: the first is apart, the median is over the rest
     asked    how many times faster than stock it has to be; `asked_first` is for the first time
+    asked_peers  and how many times faster than each of its peers
     seconds  or how long it may take, where stock cannot do it; `first_seconds` is for the first time
     held     and how many GiB of RAM it may hold
     peak     and of the card, where that is less than is promised everywhere
@@ -118,6 +166,7 @@ class Row:
     steps: int = 3
     asked: float | None = None
     asked_first: float | None = None
+    asked_peers: float | None = None
     seconds: float | None = None
     first_seconds: float | None = None
     held: float | None = None
@@ -158,20 +207,31 @@ class Row:
         """Which models it needs, and in which storage."""
         own = (self.model, self.storage)
         if not self.is_whole:
-            return (own,)
-        encoder, decoder = WHOLE[self.work]
-        return (encoder, "fp16"), own, (decoder, "fp16")
+            return own, *JOINED.get(self.model, ())
+        around = self.around
+        second = () if around.second is None else ((around.second, self.storage),)
+        return around.encoder, *JOINED.get(around.encoder[0], ()), own, *second, (around.decoder, "fp16")
+
+    @property
+    def around(self) -> Whole:
+        """What is around its model in whole work."""
+        return WHOLE[self.model]
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether its files are so large that no other row's shall be written beside them."""
+        return self.model in OWNERS or (self.is_whole and self.storage != "fp16")
 
     @property
     def is_promised(self) -> bool:
         """Whether something is asked of it."""
-        asked = (self.asked, self.asked_first, self.seconds, self.first_seconds, self.held, self.peak)
+        asked = (self.asked, self.asked_first, self.asked_peers, self.seconds, self.first_seconds, self.held, self.peak)
         return any(one is not None for one in asked)
 
     @property
     def is_whole(self) -> bool:
         """Whether it is all of the work, from a prompt to what is looked at."""
-        return self.work in WHOLE
+        return self.work in WHOLE_WORKS
 
     @property
     def is_live(self) -> bool:
@@ -186,6 +246,8 @@ class Row:
     @property
     def prompts(self) -> int:
         """Of a step."""
+        if self.is_whole:
+            return 1 + self.around.guided
         return 2 if self.model in GUIDED and not self.is_live else 1
 
     @property
@@ -231,9 +293,12 @@ def sampling(model: Model, height: int, width: int, frames: int, steps: int, **o
 
 def unpromised(row: Row) -> Row:
     """The same row, of which nothing is asked."""
-    return replace(row, asked=None, asked_first=None, seconds=None, first_seconds=None, held=None, peak=None)
+    none: dict[str, Any] = dict.fromkeys(
+        ("asked", "asked_first", "asked_peers", "seconds", "first_seconds", "held", "peak")
+    )
+    return replace(row, **none)
 
 
 def by_file(row: Row) -> tuple[str, str]:
     """Sorts rows so that those of one file lie together."""
-    return row.model, row.storage
+    return OWNERS.get(row.model, row.model), row.storage

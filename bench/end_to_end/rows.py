@@ -278,6 +278,46 @@ def writing() -> list[Row]:
     ]
 
 
+def whole() -> list[Row]:
+    """From a text to a picture or a video, as ComfyUI's templates do it: text encoder, sampling and VAE one after another, twice.
+    Sound stays a latent."""
+
+    def row(model: Model, work: Work, height: int, width: int, frames: int, steps: int, note: str) -> Row:
+        told = f"int8_convrot, {note}"
+        return Row(
+            model, work, height, width, frames, steps, asked=1.3, group="whole", note=told, storage="int8_convrot"
+        )
+
+    return [
+        row("z_image", "picture", 1024, 1024, 0, 8, "8 steps"),
+        row("krea2", "picture", 1024, 1024, 0, 8, "8 steps"),
+        row("qwen_image", "picture", 1024, 1024, 0, 4, "4 steps"),
+        row("wan14", "video", 480, 832, 81, 4, "2 steps of each of two models"),
+        row("ltx23", "video", 512, 768, 121, 8, "8 steps, sound not decoded"),
+        row("minimax_h3", "video", 480, 832, 124, 4, "4 steps, sound not decoded"),
+    ]
+
+
+IN_TILES = ("stock in tiles", Side(tiled=True))
+
+
+def vaes() -> list[Row]:
+    """Decoding by VAEs that no family knows, beside stock all at once and in tiles."""
+    others: dict[str, Any] = {"asked_peers": 1.5, "peak": 3.0, "group": "vaes", "peers": (IN_TILES,)}
+    return [
+        Row("ltx_vae", "decode", 704, 1280, 121, 2, **others),
+        Row("h3_vae", "decode", 720, 1280, 124, 2, **others),
+        Row("hunyuan15_vae", "decode", 720, 1280, 121, 2, **others),
+    ]
+
+
+def texts() -> list[Row]:
+    """The text encoders of those models alone, three prompts each."""
+    row = Row("qwen25_vl", "text", steps=3, group="text", note="fp8_scaled", storage="fp8_scaled")
+    gemma = replace(row, model="gemma3", note="fp8_scaled, filled up to 1024")
+    return [row, gemma, replace(row, model="h3_te")]
+
+
 # What a new loader does by itself, beside stock as it is installed: of each model a file in every way
 # that people have it. Height, width, frames and steps, of which the first three are those of its FP16 row.
 BY_DEFAULT: dict[Model, tuple[int, int, int, int]] = {
@@ -376,7 +416,7 @@ def peers() -> list[Row]:
 
 def all_rows() -> list[Row]:
     rows = table() + short() + more() + small() + packed() + default() + pictures() + live() + writing() + peers()
-    rows += cards() + without_family()
+    rows += cards() + without_family() + whole() + vaes() + texts()
     names = [row.name for row in rows]
     assert len(names) == len(set(names)), "two rows of one name"
     return rows
@@ -385,7 +425,8 @@ def all_rows() -> list[Row]:
 def quick(row: Row) -> Row:
     """The same row at a size for two CPU cores. The figures mean nothing; that it runs does."""
     small: dict[str, Any] = {} if row.work in SIZES else {"height": 64, "width": 64, "frames": 5 if row.frames else 0}
-    small["steps"] = {"sample": 2, "call": 2, "write": 2, "live": 3}.get(row.work, 1)
+    is_pair = row.is_whole and row.around.second is not None  # which takes a step of each
+    small["steps"] = 2 if is_pair else {"sample": 2, "call": 2, "write": 2, "live": 3}.get(row.work, 1)
     if row.needs_pack and gguf_pack.folder() is None:
         small["stock"] = None
     return replace(unpromised(row), **small, note=row.note or "tiny")

@@ -14,14 +14,20 @@ from typing import Any
 
 from . import bounds, peers, writing
 from .inputs import beside_prompt, drop_from_cache, prompt_shape, qwen3_tokens, random_lora, split, time_forwards
-from .row_types import TAKES, WHOLE, Model, Row, Side
+from .row_types import JOINED, Model, Row, Side
 
 SAMPLED = 32768  # values of the result that are kept to compare accuracy by
 PROMPT = "a cat walks on the grass, take {}"
+# As long as prompts are that people write for models of today, and as long as an encoder is asked with alone.
+SCENE = "Take {}: " + 12 * "a cat walks on the grass, "
+LONG = "Take {}: " + 68 * "a cat walks on the grass, "
 GUIDANCE = 6.0
 LIVE_STRENGTH = 0.5
 # Stock's types of text encoders, where a row names none.
-KINDS = {"t5": "wan", "qwen3": "lumina2", "vl2": "qwen_image", "vl4": "qwen_image"}
+KINDS = {
+    **{"t5": "wan", "qwen3": "lumina2", "vl2": "qwen_image", "vl4": "qwen_image"},
+    **{"qwen25_vl": "qwen_image", "gemma3": "ltxv", "h3_te": "minimax"},
+}
 
 
 def row_of(job: dict[str, Any]) -> Row:
@@ -115,10 +121,11 @@ class Run:
         out, _ = self.sampled(model, *self.made_up_prompts(model))
         return {"load s": loading, "s": seconds, "computes in": str(model.model.get_dtype())[6:], **self.judged(out)}
 
-    def diffusion_model(self) -> tuple[Any, float]:
+    def diffusion_model(self, which: Model | None = None) -> tuple[Any, float]:
+        """which: another one than the row's own."""
         import comfy.sd  # noqa: PLC0415
 
-        path = self.paths[self.row.model]
+        path = self.paths[which or self.row.model]
         if self.ours:
             model, loading = self._load(self.fusion.load_diffusion_model, path, **self._budget())
             if self.side.backend != "auto":
@@ -154,21 +161,26 @@ class Run:
 
         return prompt(), prompt()
 
-    def sampled(self, model: Any, positive: Any, negative: Any) -> tuple[Any, list[float]]:
-        """The latent, and seconds of each step; the first has what is loaded only then."""
+    def sampled(self, model: Any, positive: Any, negative: Any, second: Any = None) -> tuple[Any, list[float]]:
+        """The latent, and seconds of each step; the first has what is loaded only then. second: the model of the later half, as
+        in stock's KSampler (Advanced)."""
         import comfy.sample  # noqa: PLC0415
 
-        noise = self.noise()
+        noise = comfy.sample.fix_empty_latent_channels(model, self.noise()) if self.row.is_whole else self.noise()
         guidance = 1.0 if self.row.prompts == 1 else GUIDANCE
         ticks = [self.clock()]
 
         def tick(*_: Any) -> None:
             ticks.append(self.clock())
 
-        out = comfy.sample.sample(
-            model, noise, self.row.steps, guidance, "euler", "simple", positive, negative, noise * 0,
-            seed=0, disable_pbar=True, callback=tick,
-        )  # fmt: skip
+        run = (self.row.steps, guidance, "euler", "simple", positive, negative)
+        others: dict[str, Any] = {"seed": 0, "disable_pbar": True, "callback": tick}
+        if second is None:
+            out = comfy.sample.sample(model, noise, *run, noise * 0, **others)
+        else:
+            half = self.row.steps // 2
+            out = comfy.sample.sample(model, noise, *run, noise * 0, last_step=half, **others)
+            out = comfy.sample.sample(second, noise * 0, *run, out, disable_noise=True, start_step=half, **others)
         return out, [after - before for before, after in itertools.pairwise(ticks)]
 
     def noise(self) -> Any:
@@ -189,8 +201,11 @@ class Run:
         clip, loading = self.text_encoder(self.row.model)
 
         def encode(number: int) -> Any:
-            is_qwen3 = self.row.model == "qwen3"  # whose prompts are as long as they are
-            tokens = qwen3_tokens(number) if is_qwen3 else clip.tokenize(PROMPT.format(number))
+            if self.row.model == "qwen3":  # whose prompts are as long as they are
+                tokens = qwen3_tokens(number)
+            else:
+                words = LONG if self.row.model in bounds.READERS else PROMPT
+                tokens = clip.tokenize(words.format(number))
             return clip.encode_from_tokens_scheduled(tokens)[0][0]
 
         return {"load s": loading, **self.repeated(encode)}
@@ -218,36 +233,42 @@ class Run:
 
             return {"load s": loading, **self.repeated(look)}
 
-    def text_encoder(self, model: Model) -> tuple[Any, float]:
+    def text_encoder(self, model: Model, kind: str = "") -> tuple[Any, float]:
+        """kind: stock's type of it, where that is not the first of its model's."""
         import comfy.sd  # noqa: PLC0415
 
         path, options = self.paths[model], self.tiny_text(model)
-        kind = self.row.kind or KINDS[model]
+        further = [self.paths[other] for other, _ in JOINED.get(model, ())]
+        kind = self.row.kind or kind or KINDS[model]
         if self.ours:
-            more = {} if model == "t5" else {"kind": kind, "options": options}
+            more = {} if model == "t5" else {"kind": kind, "options": options, "further": further}
             clip, loading = self._load(self.fusion.load_text_encoder, path, [], **self._budget(), **more)
         else:
-            clip_type = comfy.sd.CLIPType[kind.upper()]
-            clip, loading = self._load(comfy.sd.load_clip, [path], clip_type=clip_type, model_options=options)
+            clip_type, paths = comfy.sd.CLIPType[kind.upper()], [path, *further]
+            clip, loading = self._load(comfy.sd.load_clip, paths, clip_type=clip_type, model_options=options)
         self.model = clip.patcher
         return clip, loading
 
     def whole(self) -> dict[str, Any]:
         """Prompts to frames or to a picture, as a workflow does it, and again with others: the first time everything is loaded,
         and kernels are chosen. The parts are apart, of the first and of the last."""
-        encoder, decoder = WHOLE[self.row.work]
+        around = self.row.around
         begun = self.clock()
-        clip, loading = self.text_encoder(encoder)
+        clip, loading = self.text_encoder(around.encoder[0], around.kind)
         model, more = self.diffusion_model()
-        vae, most = self.vae(decoder)
+        second = None
+        if around.second is not None:
+            second, late = self.diffusion_model(around.second)
+            more += late
+        vae, most = self.vae(around.decoder)
         found: dict[str, Any] = {"load s": loading + more + most, "s": []}
         parts = []
-        for take in range(TAKES[self.row.work]):
+        for take in range(around.takes):
             positive, negative = self.prompts(clip, take)
             ticks = [begun, self.clock()]
-            latent, found["steps s"] = self.sampled(model, positive, negative)
+            latent, found["steps s"] = self.sampled(model, positive, negative, second)
             ticks.append(self.clock())
-            frames = vae.decode(latent)
+            frames = vae.decode(latent.unbind()[0] if latent.is_nested else latent)  # sounds stay latents
             ticks.append(self.clock())
             found["s"].append(ticks[-1] - begun)
             lengths = (after - before for before, after in itertools.pairwise(ticks))
@@ -261,18 +282,18 @@ class Run:
         return found | {"parts s": [parts[0], parts[-1]]}
 
     def prompts(self, clip: Any, take: int) -> tuple[Any, Any]:
-        """The positive and the negative prompt. A picture's model was distilled to none of the latter."""
+        """The positive and the negative prompt. Many a model was distilled to none of the latter."""
         import torch  # noqa: PLC0415
 
-        if self.row.is_picture:
-            # A tiny encoder has none of the words that stock's tokenizer knows.
-            tokens = qwen3_tokens(take) if self.job["quick"] else clip.tokenize(PROMPT.format(take))
-            positive = clip.encode_from_tokens_scheduled(tokens)
-            return positive, [[torch.zeros_like(states), dict(more)] for states, more in positive]
-        wanted, unwanted = (
-            clip.encode_from_tokens_scheduled(clip.tokenize(PROMPT.format(2 * take + i))) for i in range(2)
-        )
-        return wanted, unwanted
+        words = SCENE if self.row.group == "whole" else PROMPT
+
+        def encoded(number: int) -> Any:
+            return clip.encode_from_tokens_scheduled(clip.tokenize(words.format(number)))
+
+        if self.row.around.guided:
+            return encoded(2 * take), encoded(2 * take + 1)
+        positive = encoded(take)
+        return positive, [[torch.zeros_like(states), dict(more)] for states, more in positive]
 
     def tiny_text(self, model: str) -> dict[str, Any]:
         """Stock has the sizes of the published encoder built in: a tiny one needs them told."""
@@ -290,20 +311,24 @@ class Run:
                 options["qwen3_4b_class"] = partial(reading, layer=[0, 1, 2])
         else:  # ours tell a packed one by its tensors
             path = Path(self.paths[model])
-            options = {} if path.suffix == ".gguf" else checkpoints.model_options(path)
+            options = {} if path.suffix == ".gguf" or model == "krea2_te" else checkpoints.model_options(path)
         return options
 
     def vae(self, model: Model) -> tuple[Any, float]:
-        import comfy.sd  # noqa: PLC0415
-        import comfy.utils  # noqa: PLC0415
-
         with self._widths(model):
             if self.ours:
                 vae, loading = self._load(self.fusion.load_vae, self.paths[model], **self._budget())
             else:
-                vae, loading = self._load(lambda: comfy.sd.VAE(sd=comfy.utils.load_torch_file(self.paths[model])))
+                vae, loading = self._load(lambda: self._stocks_vae(model))
         self.model = vae.patcher
         return vae, loading
+
+    def _stocks_vae(self, model: Model) -> Any:
+        import comfy.sd  # noqa: PLC0415
+        import comfy.utils  # noqa: PLC0415
+
+        tensors, metadata = comfy.utils.load_torch_file(self.paths[model], return_metadata=True)
+        return comfy.sd.VAE(sd=tensors, metadata=metadata)
 
     def _widths(self, model: Model) -> AbstractContextManager[None]:
         """Stock has those of the published Wan 2.2 VAE built in: a tiny one needs them told."""
@@ -319,7 +344,8 @@ class Run:
 
         vae, loading = self.vae(self.row.model)
         latent = torch.randn(1, *self.row.latent_shape, generator=torch.Generator().manual_seed(0))
-        return {"load s": loading, "computes in": str(vae.vae_dtype)[6:], **self.repeated(lambda _: vae.decode(latent))}
+        decode = partial(peers.decode_in_tiles, vae) if self.side.tiled else vae.decode
+        return {"load s": loading, "computes in": str(vae.vae_dtype)[6:], **self.repeated(lambda _: decode(latent))}
 
     def encode(self) -> dict[str, Any]:
         import torch  # noqa: PLC0415

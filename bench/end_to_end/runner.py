@@ -30,6 +30,7 @@ EVERY = 10_000  # turns share a few processes on the CPU
 AHEAD = 20
 LARGE_CARD_MIB = 40_000  # where so many waiting processes' contexts do not matter
 TURN_S, UNKNOWN_S = 4.0, 60.0  # a turn's start and end; a turn that was never measured
+UNKNOWN_WHOLE_S = 120.0  # one from a prompt to its end
 
 
 def add_options(cli: argparse.ArgumentParser) -> None:
@@ -62,7 +63,7 @@ def expected_seconds(row: Row, results: Mapping[str, Any]) -> float:
 
     def turn(side: Mapping[str, Any]) -> float:
         if "all s" not in side:
-            return UNKNOWN_S
+            return UNKNOWN_WHOLE_S if row.is_whole else UNKNOWN_S
         return TURN_S + float(side["load s"]) + sum(map(sum, side["all s"]))
 
     return sum(turn(found.get(who, {})) for who, _ in row.sides)
@@ -84,6 +85,19 @@ class Turn(NamedTuple):
     who: str
     side: Side
     number: int
+
+
+def batches(turns: Iterable[Turn], most: int) -> Iterator[list[Turn]]:
+    """Turns that start together, for which all files are written: so many, and large files beside no other row's."""
+    batch: list[Turn] = []
+    for turn in turns:
+        parts = batch and turn.row is not batch[-1].row and (turn.row.is_alone or batch[-1].row.is_alone)
+        if parts or len(batch) == most:
+            yield batch
+            batch = []
+        batch.append(turn)
+    if batch:
+        yield batch
 
 
 class Bench:
@@ -160,8 +174,9 @@ class Bench:
         def fits(row: Row) -> bool:
             return seconds is None or time.perf_counter() - begun + expected_seconds(row, known) <= seconds
 
-        for at in range(0, len(turns), self.ahead):
-            batch = turns[at : at + self.ahead]
+        at = 0
+        for batch in batches(turns, self.ahead):
+            at += len(batch)
             if not any(runs[turn.row.name] or fits(turn.row) for turn in batch):
                 self.leave(turn.row for turn in batch)
                 continue
@@ -184,7 +199,7 @@ class Bench:
                 self.tell(turn, run)
                 if turn is [other for other in turns if other.row is row][-1]:
                     self.found.append(self.result(row, runs[row.name]))
-            self.files.drop(turn.row for turn in turns[at + self.ahead :])
+            self.files.drop(turn.row for turn in turns[at:])
         return self.found[before:]
 
     def without_lacking(self, rows: Sequence[Row]) -> Sequence[Row]:

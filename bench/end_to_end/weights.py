@@ -22,7 +22,7 @@ from ...checkpoints import pictures, spiece, text, vaes, video, wan
 from ...checkpoints.weights import Spec, Table
 from ...memory import ENCODINGS
 from . import blocks, containers
-from .bounds import QWEN3, UMT5, VIDEO_VAES, VISION, WAN
+from .bounds import QWEN3, READERS, UMT5, VIDEO_VAES, VISION, WAN
 from .bounds import WRITERS as WRITERS_OF_TEXT
 from .packing import PLAIN, TYPES, Tensor, as_is, gguf_values, packed, safetensors
 from .pictures import IMAGE_VAES, KLEIN, UNETS, Z_IMAGE
@@ -33,6 +33,7 @@ from .without_family import TABLE_COLUMNS, TABLE_ROWS
 WRITERS = 8
 PIECE = 64 << 20  # bytes
 VOCABULARY = 256384
+GEMMA = "model.layers.0.post_feedforward_layernorm.weight"  # which has its tokenizer in its file, as a UMT5 has
 # Of models that no family computes; `without_family.py` has the same sizes as costs.
 LTX23 = video.LtxSize(heads=32, layers=48, caption=3840, connector_layers=8, gated=True)
 WITHOUT_FAMILY: dict[Model, Callable[[], Table]] = {
@@ -45,11 +46,45 @@ WITHOUT_FAMILY: dict[Model, Callable[[], Table]] = {
     "krea2": lambda: pictures.krea(pictures.KreaSize(6144, 28, 2560, 12)),
     "anima": lambda: pictures.anima(pictures.AnimaSize(2048, 28, 1024, 256, 6)),
 }
-METADATA: dict[Model, dict[str, str]] = {"ltx23": video.ltx_metadata(LTX23)}
+METADATA: dict[Model, dict[str, str]] = {
+    "ltx23": video.ltx_metadata(LTX23),
+    "ltx_vae": vaes.ltx_video_vae_metadata(vaes.LTX_VIDEO_PUBLISHED),
+}
+# As large as SigLIP's: the vision towers of two encoders.
+TOWER: dict[str, int] = {"vision": 1152, "ffn": 4304, "blocks": 27}
+
+
+def _reader(model: Model, **others: bool) -> text.LlamaSize:
+    return text.LlamaSize(**asdict(READERS[model]), **others)
+
+
+# Text encoders and VAEs that are around them.
+AROUND: dict[Model, Callable[[], Table]] = {
+    "wan14_low": lambda: table("wan14"),
+    "krea2_te": lambda: table("vl4"),
+    "qwen25_vl": lambda: text.qwen25_vl(
+        text.Qwen25VLSize(
+            _reader("qwen25_vl", qk_norm=False, biased=True, own_words=True), vision=1280, ffn=3420, blocks=32
+        )
+    ),
+    "gemma3": lambda: text.gemma3(text.Gemma3Size(_reader("gemma3", gemma=True), **TOWER, side=64)),
+    "ltx_projection": lambda: video.ltx_text_projection(LTX23, _reader("gemma3", gemma=True)),
+    "h3_te": lambda: text.minimax_h3_te(text.Qwen3VLSize(_reader("h3_te", final_norm=False), **TOWER, places=2304)),
+    "ltx_vae": lambda: vaes.ltx_video_vae(vaes.LTX_VIDEO_PUBLISHED),
+    "h3_vae": lambda: vaes.minimax_video(vaes.MINIMAX_VIDEO_PUBLISHED),
+    "hunyuan15_vae": lambda: vaes.hunyuan_vae(vaes.HUNYUAN_VAE_PUBLISHED),
+}
+# Of which there is no kind of small files: a table, and the metadata.
+TINY_VAES: dict[Model, tuple[Table, dict[str, str]]] = {
+    "ltx_vae": (vaes.ltx_video_vae(vaes.LTX_VIDEO), vaes.ltx_video_vae_metadata(vaes.LTX_VIDEO)),
+    "hunyuan15_vae": (vaes.hunyuan_vae(vaes.HUNYUAN_VAE), {}),
+}
 
 
 def table(model: Model) -> Table:
     """Every tensor of the published file."""
+    if model in AROUND:
+        return AROUND[model]()
     if model in WAN:
         size = WAN[model]
         return wan.table(wan.WanSize(dim=size.dim, ffn=size.ffn, layers=size.layers, text=4096))
@@ -138,12 +173,17 @@ def write(model: Model, folder: Path, storage: str, device: str) -> dict[str, ob
 def write_tiny(model: Model, folder: Path, storage: str) -> dict[str, object]:
     """The tiny checkpoint that stands in for it where there is no card. What ours alone differs in, fp8, is left out."""
     start = time.perf_counter()
-    if storage in PLAIN:
+    path = path_of(folder, model, storage)
+    if model in TINY_VAES:
+        rows, told = TINY_VAES[model]
+        write_table(path, rows, storage, "cpu", told)
+    elif storage in PLAIN:
         path = checkpoints.write(TINY[model], folder)
+    elif storage in GGUF:
+        write_table(path, tiny_table(model), storage, "cpu")
     else:
-        path = path_of(folder, model, storage)
-        told = checkpoints.KINDS[TINY[model]].metadata if model in METADATA else None
-        write_table(path, tiny_table(model), storage, "cpu", told or {})
+        kind = checkpoints.KINDS[TINY[model]]
+        write_table(path, kind.table, storage, "cpu", kind.metadata)
     return {"path": str(path), "bytes": path.stat().st_size, "seconds": time.perf_counter() - start}
 
 
@@ -158,6 +198,8 @@ def write_table(
         tensors = safetensors(rows, storage)
         if "shared.weight" in rows:
             tensors.append(as_is("spiece_model", spiece.spiece_tensor()))
+        elif GEMMA in rows:
+            tensors.append(as_is("spiece_model", spiece.spiece_tensor(**spiece.GEMMA)))
         laid = containers.safetensors([tensor.entry for tensor in tensors], metadata)
     partial = path.with_suffix(".partial")
     handle = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC)

@@ -22,9 +22,10 @@ from typing import Any
 
 from . import peers
 from .row_types import Side
-from .run import Run, ram_gib, side_of
+from .run import Run, ram_gib, row_of, side_of
 
 REMEMBERED = "FUSESTREAM_CACHE"  # where what was chosen lies
+IN_BF16 = {"ltx_vae"}  # which stock computes in FP16 on no card
 
 
 def write_weights(_job: dict[str, Any]) -> dict[str, Any]:
@@ -52,7 +53,8 @@ def begin(job: dict[str, Any]) -> None:
     from .start import start_comfyui  # noqa: PLC0415
 
     # As on Turing, which has no bf16; both sides the same.
-    own = ["--cpu"] if job["quick"] else [] if "--fp32-vae" in comfy else ["--fp16-vae"]
+    halves = "--fp32-vae" not in comfy and not IN_BF16 & {model for model, _ in row_of(job).files}
+    own = ["--cpu"] if job["quick"] else ["--fp16-vae"] if halves else []
     start_comfyui([*own, *comfy], attention)
     import torch  # noqa: PLC0415
 

@@ -22,6 +22,9 @@ HEADINGS = {
     "short": "Short work, and the first time",
     "lora": "With a LoRA",
     "video": "A whole video, text to frames",
+    "whole": "From a text to a picture or a video",
+    "vaes": "VAEs that no family knows",
+    "text": "Text encoders of other models",
     "growth": "More frames, more pixels",
     "switches": "What each kernel is worth: ours with it off",
     "stock": "Stock with other switches",
@@ -43,10 +46,10 @@ HEAD = (
     *("First, stock / ours", "Peak, stock / ours", "Share of the bound"),
 )
 # The groups of which some rows are promised something.
-PROMISED = ("table", "small", "short", "packed", "default", "windows", "pictures", "live", "writing")
+PROMISED = ("table", "small", "short", "packed", "default", "windows", "pictures", "live", "writing", "whole", "vaes")
 PROMISED_HEAD = (*HEAD[:4], "Promised", *HEAD[4:])
 Rows = Mapping[str, Mapping[str, Any]]  # results by name
-TELLS_RAM = ("packed", "windows")
+TELLS_RAM = ("packed", "windows", "whole")
 WHO = {"stock": "stock", "ours": "FuseStream"}
 
 
@@ -109,6 +112,7 @@ def cells(one: Mapping[str, Any]) -> Cells:
 def promised(one: Mapping[str, Any]) -> str:
     """The promises of a row, without its peak."""
     told = [f"{one['asked']:g}x"] if one["asked"] else []
+    told += [f"{one['asked over peers']:g}x over stock in tiles"] if one.get("asked over peers") else []
     told += [f"< {one['asked s']:g} s"] if one["asked s"] else []
     told += [f"first {one['asked first']:g}x"] if one.get("asked first") else []
     told += [f"first < {one['asked first s']:g} s"] if one.get("asked first s") else []
@@ -131,6 +135,8 @@ def notes(row: Row, found: Rows) -> list[str]:
     one = found[row.name]
     sides = {called: one[who] for who, called in WHO.items() if who in one}
     lines = [f"- {row.name}, {called}: {parts(side)}" for called, side in sides.items() if "parts s" in side]
+    if row.group != "peers":  # which has a table of them
+        lines += [f"- {row.name}, {who}: {peer(one[who], one.get('ours', {}))}" for who, _ in row.peers]
     if row.group in TELLS_RAM:
         held = {called: side["RAM held GiB"] for called, side in sides.items() if "RAM held GiB" in side}
         lines += (
@@ -143,6 +149,14 @@ def notes(row: Row, found: Rows) -> list[str]:
         told = ", ".join(f"{called} {errors[who]:.2g}" for who, called in WHO.items())
         lines.append(f"- {row.name}, error against stock in fp32: {told}")
     return lines
+
+
+def peer(side: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+    """A peer's seconds, how many times ours are faster, and its peak."""
+    if "s" not in side:
+        return beside.failure(side)
+    over = f", FuseStream is {side['s'] / ours['s']:.2f}x as fast" if "s" in ours else ""
+    return f"{seconds(side)}, first {seconds(side, 'first s')}{over}; peak {beside.peak(side)}"
 
 
 def parts(side: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 from .. import vaes
@@ -180,8 +181,9 @@ def _read_minimax_video(ldm: Any, shape: Shapes, replace: Replace) -> None:
 
 def _read_hunyuan(ldm: Any, shape: Shapes, replace: Replace) -> None:
     stages = [shape[f"encoder.down.{stage}.block.0.conv1.conv.weight"][0] for stage in range(5)]
-    for half in ("Encoder", "Decoder"):
-        constructed_with(replace, getattr(ldm.hunyuan_video.vae_refiner, half), block_out_channels=stages)
+    module = import_module(f"{ldm.__name__}.hunyuan_video.vae_refiner")  # which stock imports at its first use
+    for half in (module.Encoder, module.Decoder):
+        constructed_with(replace, half, block_out_channels=stages)
 
 
 def _read_minimax_audio(ldm: Any, shape: Shapes, replace: Replace) -> None:

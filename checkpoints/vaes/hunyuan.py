@@ -7,7 +7,6 @@ Stock fixes the widths: smaller ones load while `narrow.opened` is open.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 from ..weights import Rows, Spec, Table, Tree, conv, gain, tree
 from .stages import CUBE, LATENT_GAIN, ONE, PIXEL_GAIN
