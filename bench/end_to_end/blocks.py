@@ -12,6 +12,9 @@ import torch
 
 from ...memory import ENCODINGS
 
+FOURS = math.sqrt(
+    8.5625
+)  # of a number of four bits that is drawn evenly: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives
 BYTES = 73.9  # the standard deviation of a byte that is drawn evenly, -128 to 127
 SIX_BITS = 1333.5  # the mean square of 0 to 63
 # Standard deviation of a number whose scale d is 1.
@@ -19,7 +22,8 @@ _Q4, _Q5, _Q6 = math.sqrt(SIX_BITS * 21.25), math.sqrt(SIX_BITS * 85.25), BYTES 
 
 
 def draw(kind: str, count: int, std: float, device: str, generator: torch.Generator) -> torch.Tensor:
-    """`count` numbers of about this spread in an encoding of `memory`, or in I8, whose scale lies elsewhere: uint8 [bytes]."""
+    """`count` numbers of about this spread in an encoding of `memory`, or in I8 or U8, whose scales lie elsewhere.
+    Returns uint8 [bytes]."""
     encoding = ENCODINGS[kind]
     shape = (count // encoding.elements, encoding.nbytes)
     found = torch.randint(0, 256, shape, dtype=torch.uint8, device=device, generator=generator)
@@ -34,7 +38,7 @@ def draw(kind: str, count: int, std: float, device: str, generator: torch.Genera
         found[:, 12:16] = (found[:, 12:16] & 15) * 17
     elif kind == "Q6_K":
         found[:, 208:] = _half(std / _Q6, device)
-    elif kind != "I8":
+    elif kind not in ("I8", "U8"):
         raise ValueError(f"no numbers are drawn in {kind}")
     return found.view(-1)
 

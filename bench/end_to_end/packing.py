@@ -34,6 +34,7 @@ from .storages import STORED
 TYPES = {"F32": torch.float32, "F16": torch.float16, "F8_E4M3": torch.float8_e4m3fn}
 PLAIN = ("fp16", "fp8_e4m3fn")
 GROUP = 256  # of a rotation, and of a K block
+SIXTEEN = 16  # numbers to a scale of nvfp4
 FP8_STD = 64.0  # of numbers before they are fp8, which ends at 448: a draw of 7 times this is never seen
 LEAST = 512  # elements of a tensor that is laid out in other rows
 # What Q4_K_M files hold in Q6_K: in every block of a diffusion model; in some layers of a language model; and of words.
@@ -55,7 +56,10 @@ PICTURES = re.compile(
     r"(double_blocks|single_blocks|layers|(noise|context)_refiner|transformer_blocks|txtfusion\.\w+_blocks)\.\d+\."
 )
 # Of text encoders: what fp8 files have in a byte; neither words nor relative positions.
-TEXTS = re.compile(r"(encoder\.block|model\.(language_model\.)?layers|(model\.)?visual\.blocks)\.\d+\.")
+TEXTS = re.compile(
+    r"(encoder\.block|model\.(language_model\.)?layers|(model\.)?visual\.blocks|vision_model\.encoder\.layers)\.\d+\."
+)
+TOWERS = re.compile(r"(model\.)?(visual|vision_model)\.")  # which see pictures
 OF_A_TABLE = re.compile(r"\.adaln_proj\.")  # of a pruned MiniMax H3, eight columns wide
 UNET = "label_emb.0.0.weight"  # which an SDXL has
 
@@ -110,8 +114,26 @@ def scaled(rows: Table) -> list[Tensor]:
     return [*scales, *rest, *matrices, *notes]
 
 
+def in_fours(rows: Table) -> list[Tensor]:
+    """As `nvfp4` files have matrices of blocks: two numbers in a byte, sixteen to a scale in fp8, and one scale over
+    these. All scales of a matrix are alike, so that it does not matter in which order they lie."""
+    scales, rest, matrices, fine, notes = [], [], [], [], []
+    for name, spec in rows.items():
+        if TOWERS.match(name) or spec.shape[-1] % SIXTEEN or not is_in_bytes(name, spec):
+            rest.append(Tensor(Entry(name, "F16", spec.shape), spec))
+            continue
+        layer, (out, into) = name.removesuffix(".weight"), spec.shape
+        matrices.append(Tensor(Entry(name, "U8", (out, into // 2)), spec))
+        shape = (-(-out // 128) * 128, -(-into // 64) * 4)  # whole tiles
+        fine.append(Tensor(Entry(f"{layer}.weight_scale", "F8_E4M3", shape), Spec(shape, 0.0, mean=1.0)))
+        over = Spec((), 0.0, mean=spec.std / blocks.FOURS)
+        scales.append(Tensor(Entry(f"{layer}.weight_scale_2", "F32", ()), over))
+        notes.append(note(layer, {"format": "nvfp4"}))
+    return [*scales, *rest, *matrices, *fine, *notes]
+
+
 def safetensors(rows: Table, storage: str) -> list[Tensor]:
-    made = {"int8_convrot": in_bytes, "fp8_scaled": scaled}.get(storage)
+    made = {"int8_convrot": in_bytes, "fp8_scaled": scaled, "nvfp4": in_fours}.get(storage)
     return plain(rows, storage) if made is None else made(rows)
 
 

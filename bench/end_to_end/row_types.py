@@ -80,7 +80,7 @@ class Whole:
     takes: int = 2
 
 
-# Files are those that ComfyUI's templates name, or where the bench does not write these, fp8.
+# Files are those that ComfyUI's templates name, or fp8: of MiniMax H3's encoder this one, less what AWQ adds to it.
 WHOLE: dict[Model, Whole] = {
     "wan13": Whole(("t5", "fp16"), "vae", "wan", guided=True),
     "klein4": Whole(("qwen3", "fp16"), "flux2_vae", "flux2", takes=4),
@@ -89,7 +89,7 @@ WHOLE: dict[Model, Whole] = {
     "krea2": Whole(("krea2_te", "fp8_scaled"), "vae", "krea2"),
     "wan14": Whole(("t5", "fp8_scaled"), "vae", "wan", second="wan14_low"),
     "ltx23": Whole(("gemma3", "fp8_scaled"), "ltx_vae", "ltxv"),
-    "minimax_h3": Whole(("h3_te", "fp8_scaled"), "h3_vae", "minimax"),
+    "minimax_h3": Whole(("h3_te", "nvfp4"), "h3_vae", "minimax"),
 }
 # Text encoders of tens of gigabytes lie beside the model that they are for.
 OWNERS: dict[Model, Model] = {"gemma3": "ltx23", "h3_te": "minimax_h3", "qwen25_vl": "qwen_image"}

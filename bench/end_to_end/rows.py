@@ -315,7 +315,7 @@ def texts() -> list[Row]:
     """The text encoders of those models alone, three prompts each."""
     row = Row("qwen25_vl", "text", steps=3, group="text", note="fp8_scaled", storage="fp8_scaled")
     gemma = replace(row, model="gemma3", note="fp8_scaled, filled up to 1024")
-    return [row, gemma, replace(row, model="h3_te")]
+    return [row, gemma, replace(row, model="h3_te", note="nvfp4", storage="nvfp4")]
 
 
 # What a new loader does by itself, beside stock as it is installed: of each model a file in every way

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 # Bytes of a block's matrices, against FP16's. Of Q4_K_M: v and the feed-forward's second matrix of a Wan block are Q6_K.
-STORED = {"fp16": 1.0, "fp8_e4m3fn": 0.5, "fp8_scaled": 0.5, "int8_convrot": 0.5, "q8_0": 34 / 64, "q4_k_m": 0.326}
+STORED = {
+    "fp16": 1.0,
+    "fp8_e4m3fn": 0.5,
+    "fp8_scaled": 0.5,
+    "int8_convrot": 0.5,
+    "nvfp4": 9 / 32,
+    "q8_0": 34 / 64,
+    "q4_k_m": 0.326,
+}
 # Of others' Q4_K_M, whose mix is another one (packing.py); of those that write with the words, all of which a token reads.
 MIXED = {
     **{"t5": 0.3009, "qwen3": 0.2988, "vl2": 0.32, "vl4": 0.3096},

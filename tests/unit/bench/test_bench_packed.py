@@ -17,6 +17,7 @@ import pytest
 import torch
 from plain_device import PlainDevice
 
+from fusestream import checkpoints
 from fusestream.bench.end_to_end import (
     blocks,
     bounds,
@@ -213,6 +214,25 @@ def test_a_scaled_fp8_file_is_stocks(tmp_path: Path, model: row_types.Model) -> 
         assert numbers.std() == pytest.approx(table[f"{layer}.weight"].std, rel=0.1), layer
     left = {name for name in table if name.removesuffix(".weight") not in layers}
     assert {read[name].dtype for name in left} == {torch.float16}
+
+
+def test_a_file_of_four_bits_is_stocks(tmp_path: Path) -> None:
+    """Read as stock's own layout reads it: the spread is the table's, and towers stay wide."""
+    path, kind = tmp_path / "x.safetensors", checkpoints.KINDS["minimax_h3_te"]
+    weights.write_table(path, kind.table, "nvfp4", "cpu")
+    read = comfy.utils.load_torch_file(str(path))
+    layers = [name.removesuffix(".comfy_quant") for name in read if name.endswith(".comfy_quant")]
+    assert len(layers) == 7 * kind.size.language.layers
+    assert read["visual.blocks.0.mlp.linear_fc1.weight"].dtype == torch.float16
+    layer = "model.layers.3.mlp.gate_proj"
+    assert json.loads(bytes(read[f"{layer}.comfy_quant"].tolist())) == {"format": "nvfp4"}
+    fours = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    packed = read[f"{layer}.weight"].int()
+    nibbles = torch.stack([packed >> 4, packed & 15], -1).flatten(-2)
+    numbers = fours[nibbles & 7] * (1 - 2 * (nibbles >> 3)) * read[f"{layer}.weight_scale_2"]
+    assert read[f"{layer}.weight_scale"].float().unique().tolist() == [1.0]
+    assert numbers.shape == kind.table[f"{layer}.weight"].shape
+    assert numbers.std() == pytest.approx(kind.table[f"{layer}.weight"].std, rel=0.05)
 
 
 # ------------------------------------------------------------------------------------------------------------------ rows

@@ -326,7 +326,15 @@ def test_every_group_runs_on_the_cpu(tmp_path: Path) -> None:
     """Stock and ours on tiny checkpoints, one process for each side, with the results of both compared."""
     into = tmp_path / "results.json"
     tried = chosen("--quick", "--group", "cards")
-    groups = ("pictures", "windows", "cards", *(("peers",) if is_thorough() else ()))  # torch.compile takes a minute
+    groups = (
+        "pictures",
+        "windows",
+        "cards",
+        "whole",
+        "vaes",
+        "text",
+        *(("peers",) if is_thorough() else ()),
+    )  # torch.compile takes a minute
     last = {row.group: row for row in tried if row.group in groups}
     wanted = tried if is_thorough() else list(last.values())
     only = [] if is_thorough() else [word for row in wanted for word in ("--only", row.name)]
