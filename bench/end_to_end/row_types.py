@@ -69,6 +69,7 @@ class Whole:
     kind     stock's type of the text encoder
     second   the model of the later half of the steps, where that is another one
     guided   whether a step has two prompts
+    short    whether its prompts are a few words; else they are as long as people write them for models of today
     takes    how often it is done; the first is apart
     """
 
@@ -77,13 +78,14 @@ class Whole:
     kind: str
     second: Model | None = None
     guided: bool = False
+    short: bool = False
     takes: int = 2
 
 
 # Files are those that ComfyUI's templates name, or fp8: of MiniMax H3's encoder this one, less what AWQ adds to it.
 WHOLE: dict[Model, Whole] = {
-    "wan13": Whole(("t5", "fp16"), "vae", "wan", guided=True),
-    "klein4": Whole(("qwen3", "fp16"), "flux2_vae", "flux2", takes=4),
+    "wan13": Whole(("t5", "fp16"), "vae", "wan", guided=True, short=True),
+    "klein4": Whole(("qwen3", "fp16"), "flux2_vae", "flux2", short=True, takes=4),
     "qwen_image": Whole(("qwen25_vl", "fp8_scaled"), "vae", "qwen_image", guided=True),
     "z_image": Whole(("qwen3", "fp16"), "flux_vae", "lumina2"),
     "krea2": Whole(("krea2_te", "fp8_scaled"), "vae", "krea2"),

@@ -18,7 +18,7 @@ from .row_types import JOINED, Model, Row, Side
 
 SAMPLED = 32768  # values of the result that are kept to compare accuracy by
 PROMPT = "a cat walks on the grass, take {}"
-# As long as prompts are that people write for models of today, and as long as an encoder is asked with alone.
+# As long as people write prompts for models of today; and about 512 tokens, for an encoder alone.
 SCENE = "Take {}: " + 12 * "a cat walks on the grass, "
 LONG = "Take {}: " + 68 * "a cat walks on the grass, "
 GUIDANCE = 6.0
@@ -285,7 +285,7 @@ class Run:
         """The positive and the negative prompt. Many a model was distilled to none of the latter."""
         import torch  # noqa: PLC0415
 
-        words = SCENE if self.row.group == "whole" else PROMPT
+        words = PROMPT if self.row.around.short else SCENE
 
         def encoded(number: int) -> Any:
             return clip.encode_from_tokens_scheduled(clip.tokenize(words.format(number)))

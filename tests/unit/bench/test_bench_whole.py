@@ -48,6 +48,7 @@ def test_a_row_has_the_files_around_its_model() -> None:
     }
     assert {row.model: row.prompts for row in WHOLE if row.prompts > 1} == {"qwen_image": 2}
     assert [len(row.files) for row in TEXTS] == [1, 2, 1], "Gemma 3 has its projection"
+    assert not any(row.around.short for row in WHOLE)
     video, picture = (next(row for row in rows.all_rows() if row.work == work) for work in ("video", "picture"))
     assert video.files == (("t5", "fp16"), ("wan13", "fp16"), ("vae", "fp16")) and video.prompts == 2
     assert picture.files[0] == ("qwen3", "fp16") and picture.around.takes == 4 and picture.prompts == 1
