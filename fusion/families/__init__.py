@@ -17,6 +17,7 @@ FOLDERS = (
     "wan",
     "flux2",
     "z_image",
+    "qwen_image",
     "unet",
     "t5",
     "qwen3_vl",

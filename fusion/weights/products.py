@@ -94,6 +94,24 @@ def products(
         ]
 
 
+def products_(
+    outs: Sequence[Tensor], x: Input, operations: Sequence[Any], policy: KernelPolicy, *, saturate: bool = False
+) -> None:
+    """`products`, each written to its place, [batch, ..., n] fp16 with rows anywhere. A norm runs
+    once for all weights of halves, and once for each rounding of x.
+
+    saturate  numbers that overflow fp16 become +-65504 instead of infinity
+    """
+    with _weights(x, policy, *operations) as parts:
+        integers = [part for part in parts if isinstance(part, IntegerWeights)]
+        if isinstance(x, Normed) and len(integers) < len(parts):
+            x = x.halves(policy)
+        rows = _rounded(x, integers, policy)
+        for out, part in zip(outs, parts, strict=True):
+            given = rows[_rounding(part)] if isinstance(part, IntegerWeights) else x
+            multiply_(out, given, part.matrix, part.bias, saturate=saturate, policy=policy)
+
+
 @dataclass(frozen=True)
 class Part:
     """The use of some rows of a Linear.

@@ -40,9 +40,10 @@ KINDS: dict[str | None, tuple[str, ...]] = {
     ),
     "Flux": ("flux1", "chroma", "flux2"),
     "Z-Image": ("z_image",),
+    "Qwen-Image": ("qwen_image",),
     "Stable Diffusion U-Net": ("sd15", "sdxl", "sd15_wide"),
     None: (
-        "qwen_image", "sd3", "wan_causal", "hunyuan_video_15", "wan_humo", "minimax_h3", "ltx23",
+        "sd3", "wan_causal", "hunyuan_video_15", "wan_humo", "minimax_h3", "ltx23",
         *(kind for kind in checkpoints.video.MINIMAX if kind != "minimax_h3"), "ltx2",
     ),
 }  # fmt: skip

@@ -50,7 +50,8 @@ def mlp(
     w_out         [n, hidden] fp16, or of integers, whatever w_in is; b_out [n]
     residual, gate, out_dtype   of the second `linear`
     hidden_scale  of a pair: its product is stored multiplied by this, a power of two, and the second product divided by it
-    saturate      what overflows the fp16 result, or of a gated one what lies between, becomes +-65504 instead of infinity
+    saturate      what overflows the fp16 result becomes +-65504 instead of infinity; so does what lies between, if the product
+                  is gated or the result is fp32
     out           [batch, ..., n], contiguous, where to write instead of into a new tensor; may be the residual itself. Of
                   [batch, tokens, n] rows may be anywhere
     chunk_bytes   about the most the hidden activation may take
@@ -67,21 +68,23 @@ def mlp(
     stored = x if isinstance(x, Tensor) else x.numbers
     batches = stored.shape[0] if stored.ndim > 2 else 1
     shape = (*stored.shape[:-1], w_out.shape[0])
+    dtype = out_dtype or (
+        residual.dtype if residual is not None else x.dtype if isinstance(x, Tensor) else torch.float16
+    )
+    # Who needs fp32 for the result has large numbers before it, too.
+    within = saturate and dtype is torch.float32
 
     def hidden(part: Tensor | RoundedRows) -> Tensor:
         if gated or up is not None:
             kind: Activation = "silu" if gated else activation
             return multiply_pair(part, w_in, up, activation=kind, scale=hidden_scale, saturate=saturate, policy=policy)
-        return multiply(part, w_in, b_in, activation=activation, policy=policy)
+        return multiply(part, w_in, b_in, activation=activation, saturate=within, policy=policy)
 
     ends: Any = {"scale": 1 / hidden_scale, "saturate": saturate, "policy": policy}
     tokens = stored.shape[:-1].numel() // max(batches, 1)
     parts = parts_of(batches, tokens, most_rows(w_in.shape[0], chunk_bytes))
     if len(parts) <= 1 and out is None:
         return multiply(hidden(x), w_out, b_out, residual=residual, gate=gate, out_dtype=out_dtype, **ends)
-    dtype = out_dtype or (
-        residual.dtype if residual is not None else x.dtype if isinstance(x, Tensor) else torch.float16
-    )
     if out is None:
         out = torch.empty(batches, tokens, shape[-1], dtype=dtype, device=stored.device)
     elif out.shape != shape or out.dtype is not dtype or not (out.ndim == 3 or out.is_contiguous()):
