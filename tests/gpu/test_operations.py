@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.skipif(not os.environ.get("COMFYUI_PATH"), reason="COMFYUI_PATH names no ComfyUI"),
 ]
 
-STRANGERS = ("qwen_image", "hunyuan_video_15", "sd3", "ltx2", "minimax_h3")
+STRANGERS = ("krea2", "hunyuan_video_15", "sd3", "ltx2", "minimax_h3")
 OFF = KernelPolicy.of("off")
 BF16, FP32 = torch.bfloat16, torch.float32
 
@@ -137,7 +137,7 @@ def without_kitchens_kernels():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, BF16], ids=str)
-@pytest.mark.parametrize("kind", [*(kind for kind in STRANGERS if kind != "sd3"), "krea2"])
+@pytest.mark.parametrize("kind", [kind for kind in STRANGERS if kind != "sd3"])
 def test_q_and_k_turn_as_near_as_in_eager_torch(isa, kind, dtype, folder, without_kitchens_kernels):
     """SD3 turns nothing."""
     import in_halves
@@ -157,14 +157,14 @@ def test_where_kitchens_own_kernels_serve_they_stay(folder):
     kitchen = pytest.importorskip("comfy_kitchen")
     if not kitchen.registry.is_available("cuda"):
         pytest.skip("comfy-kitchen's CUDA kernels are not available here")
-    path, asked_for = checkpoints.write("qwen_image", folder, "bf16"), KernelPolicy.of("off", rms_rope_="on")
-    theirs, _ = latents("qwen_image", path, OFF, BF16)
+    path, asked_for = checkpoints.write("krea2", folder, "bf16"), KernelPolicy.of("off", rms_rope_="on")
+    theirs, _ = latents("krea2", path, OFF, BF16)
     with in_halves.modes() as asked:
-        ours, _ = latents("qwen_image", path, asked_for, BF16)
+        ours, _ = latents("krea2", path, asked_for, BF16)
     assert "rms_rope_" not in asked and error(ours, theirs) < 1e-3
 
 
-@pytest.mark.parametrize("kind", ["qwen_image", "krea2", "minimax_h3"])
+@pytest.mark.parametrize("kind", ["krea2", "hunyuan_video_15", "minimax_h3"])
 def test_feed_forwards_in_pieces_paint_the_same(isa, kind, folder, monkeypatch):
     """Of a file's integers, whose rows have scales of their own."""
     from fusestream.fusion.fused import feed_forward, operations

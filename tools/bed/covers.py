@@ -16,6 +16,10 @@ COVERS: dict[str, dict[str, str]] = {
         "ja": "Flux.2（klein 4B と 9B、dev）、Flux.1（dev、schnell、Kontext、Fill とその仲間）、LongCat-Image、Chroma"
         "（Ovis-Image と Chroma Radiance は、ほかのモデルと同じようにストリーミング）",
     },
+    "Qwen-Image (2512 too), Qwen-Image Edit (2509 and 2511 too) and Qwen-Image Layered: FP16 products around an FP32 stream": {
+        "zh": "Qwen-Image（包括 2512）、Qwen-Image Edit（包括 2509 和 2511）和 Qwen-Image Layered：FP16 乘法，围绕 FP32 数据流",
+        "ja": "Qwen-Image（2512 も）、Qwen-Image Edit（2509 と 2511 も）、Qwen-Image Layered：FP32 の流れの周りに FP16 の積",
+    },
     "Stable Diffusion's, SDXL's, Flux' and Flux.2's: encoding and decoding within 3 GiB up to 4096x4096, in bands without "
     "seams, in fp16": {
         "zh": "Stable Diffusion、SDXL、Flux 和 Flux.2 的：在 3 GiB 之内编码和解码，最大 4096x4096，分带而无接缝，fp16",

@@ -28,7 +28,7 @@ from fusestream.kernels_cuda import KernelPolicy
 from fusestream.kernels_cuda.ops.matmul import mlp
 
 AUTO, OFF = KernelPolicy.of("auto", precision="auto"), KernelPolicy.of("off")
-STRANGERS = ("qwen_image", "hunyuan_video_15", "sd3", "ltx2", "ltx23", "minimax_h3")
+STRANGERS = ("hunyuan_video_15", "sd3", "ltx2", "ltx23", "minimax_h3")
 ROWS = 4  # of a piece, in these tests
 OPS: Any = comfy.ops.manual_cast
 
@@ -140,31 +140,31 @@ def test_of_a_files_integers_pieces_leave_every_bit(
 
 def test_weights_cross_the_bus_once_whatever_the_pieces(folder: Path, few_rows: None) -> None:
     """By the pager's account, of a model of which every block streams."""
-    path = checkpoints.write("qwen_image", folder, "fp16")
+    path = checkpoints.write("krea2", folder, "fp16")
     found = []
     for pieces in (None, 1):
         with checkpoints.narrow.opened(comfy):
             model = in_halves.load(path, AUTO, torch.bfloat16)
-        latents(model, "qwen_image", pieces)
+        latents(model, "krea2", pieces)
         summary = model.stream.residency.ledger.summary()
         found.append((summary["counts"]["copy"], summary["counts"]["use"], summary["bytes by route"]))
     assert found[0] == found[1] and found[0][0] > len(model.stream.blocks)
 
 
 def test_with_kernels_off_nothing_is_cut(folder: Path, few_rows: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = checkpoints.write("qwen_image", folder, "fp16")
+    path = checkpoints.write("krea2", folder, "fp16")
     model = load(path, torch.bfloat16, OFF)
     rows = calls(model.model.diffusion_model, monkeypatch)
-    assert torch.equal(latents(model, "qwen_image", 1), latents(model, "qwen_image")) and min(rows) > ROWS
+    assert torch.equal(latents(model, "krea2", 1), latents(model, "krea2")) and min(rows) > ROWS
 
 
 def test_a_lora_on_its_weights_works_in_pieces(folder: Path, few_rows: None) -> None:
-    path = checkpoints.write("qwen_image", folder, "fp32")
+    path = checkpoints.write("krea2", folder, "fp32")
     model = load(path, torch.float32)
-    key = "diffusion_model.transformer_blocks.0.img_mlp.net.2.weight"
+    key = "diffusion_model.blocks.0.mlp.down.weight"
     changed = model.clone()
     changed.add_patches({key: ("diff", (torch.randn(model.model.state_dict()[key].shape) * 0.3,))})
-    plain, whole, cut = latents(model, "qwen_image"), latents(changed, "qwen_image"), latents(changed, "qwen_image", 1)
+    plain, whole, cut = latents(model, "krea2"), latents(changed, "krea2"), latents(changed, "krea2", 1)
     torch.testing.assert_close(cut, whole, rtol=1e-3, atol=1e-4)
     assert distance(cut, plain) > 1e-3
 

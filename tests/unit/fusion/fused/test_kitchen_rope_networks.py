@@ -27,7 +27,7 @@ WITHOUT = KernelPolicy.of("auto", rms_rope_="off")
 HALF, BF16, SINGLE = torch.float16, torch.bfloat16, torch.float32
 # Which functions their networks call.
 CALLED = {
-    "QwenImage": {"apply_rope1"},
+    "MageFlow": {"apply_rope1"},
     "Krea2": {"apply_rope"},
     "LTXAV": {"apply_rope_split_half", "apply_rope_split_half1"},
     "JoyImage": {"rms_rope"},
@@ -127,17 +127,17 @@ def test_each_call_is_under_its_own_policy(folder: Path, served: Served) -> None
 def test_a_call_that_raises_leaves_no_choice_behind(
     folder: Path, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ours = model("QwenImage", folder, TURNING, BF16)
+    ours = model("MageFlow", folder, TURNING, BF16)
 
     def broken(*_: Any, **__: Any) -> None:
         raise KeyError("broken")
 
     with monkeypatch.context() as patch, pytest.raises(KeyError, match="broken"):
         patch.setattr(kitchen_rope, "rms_rope_", broken)
-        of.once(ours, "QwenImage")
+        of.once(ours, "MageFlow")
     assert is_free() and served.names
     served.names.clear()
-    latents("QwenImage", folder, OFF, BF16)
+    latents("MageFlow", folder, OFF, BF16)
     assert not served.names
 
 
@@ -145,10 +145,10 @@ def test_a_stock_model_in_another_thread_is_not_touched(
     folder: Path, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its network is called while one of ours is in the middle of its own call."""
-    with of.opened("QwenImage"):
-        stock = comfy.sd.load_diffusion_model(str(of.write("QwenImage", folder)), model_options={"dtype": BF16})
-    ours, turn = model("QwenImage", folder, TURNING, BF16), kitchen_rope.rms_rope_
-    x, prompt = of.noise(1, 1, 16, 1, 8, 8), of.noise(2, 1, 12, stock.model.diffusion_model.txt_in.in_features)
+    with of.opened("MageFlow"):
+        stock = comfy.sd.load_diffusion_model(str(of.write("MageFlow", folder)), model_options={"dtype": BF16})
+    ours, turn = model("MageFlow", folder, TURNING, BF16), kitchen_rope.rms_rope_
+    x, prompt = of.noise(1, 1, 128, 4, 4), of.noise(2, 1, 12, stock.model.diffusion_model.txt_in.in_features)
     found: list[Tensor] = []
 
     def paint() -> None:
@@ -164,6 +164,6 @@ def test_a_stock_model_in_another_thread_is_not_touched(
 
     paint()
     monkeypatch.setattr(kitchen_rope, "rms_rope_", interrupted)
-    of.once(ours, "QwenImage")
+    of.once(ours, "MageFlow")
     assert torch.equal(*found)
     assert served.threads == {threading.get_ident()}

@@ -31,7 +31,7 @@ AUTO, PRECISE, TURBO, OFF = (
     KernelPolicy.of(mode, precision=precision)
     for mode, precision in (("auto", "auto"), ("auto", "precise"), ("auto", "turbo"), ("off", "precise"))
 )
-STRANGERS = ("qwen_image", "hunyuan_video_15", "sd3", "ltx2", "minimax_h3")
+STRANGERS = ("krea2", "hunyuan_video_15", "sd3", "ltx2", "minimax_h3")
 BF16 = torch.bfloat16
 INT8 = {"linear_int8"}
 
@@ -82,26 +82,26 @@ def test_hidden_values_may_take_half_of_what_is_free(monkeypatch: pytest.MonkeyP
 
 
 def test_numbers_of_4_bits(folder: Path) -> None:
-    of_int4, of_halves = files("qwen_image", folder, "convrot_w4a4")
-    exact, theirs = (latents("qwen_image", *side, torch.float32) for side in ((of_halves, OFF), (of_int4, OFF)))
+    of_int4, of_halves = files("krea2", folder, "convrot_w4a4")
+    exact, theirs = (latents("krea2", *side, torch.float32) for side in ((of_halves, OFF), (of_int4, OFF)))
     with in_halves.modes() as asked:
-        ours = latents("qwen_image", of_int4, AUTO, BF16)
+        ours = latents("krea2", of_int4, AUTO, BF16)
     assert asked["linear_int4"] == {"auto"} and distance(ours, exact) <= 1.25 * distance(theirs, exact)
 
 
 @pytest.mark.parametrize("policy", [OFF, PRECISE], ids=["off", "precise"])
 def test_where_the_policy_wants_no_integers_all_of_it_is_stocks(policy: KernelPolicy, folder: Path) -> None:
-    of_int8, _ = files("qwen_image", folder)
+    of_int8, _ = files("krea2", folder)
     with in_halves.modes() as asked:
-        found = latents("qwen_image", of_int8, policy, BF16)
+        found = latents("krea2", of_int8, policy, BF16)
     assert not asked.keys() & INT8
-    assert torch.equal(found, latents("qwen_image", of_int8, OFF, BF16))
+    assert torch.equal(found, latents("krea2", of_int8, OFF, BF16))
 
 
 def test_each_call_is_under_its_own_policy(folder: Path) -> None:
     """A clone has another one; and outside of a call there is none."""
-    of_int8, _ = files("qwen_image", folder)
-    scene = family_scenes.inputs("qwen_image")
+    of_int8, _ = files("krea2", folder)
+    scene = family_scenes.inputs("krea2")
     with checkpoints.narrow.opened(comfy):
         ours, stocks = in_halves.load(of_int8, AUTO, BF16), in_halves.load(of_int8, OFF, BF16)
     off = ours.clone()
@@ -114,7 +114,7 @@ def test_each_call_is_under_its_own_policy(folder: Path) -> None:
 
 
 def test_an_interrupt_leaves_no_policy_behind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    of_int8, _ = files("qwen_image", folder)
+    of_int8, _ = files("krea2", folder)
     with checkpoints.narrow.opened(comfy):
         model = in_halves.load(of_int8, AUTO, BF16)
 
@@ -123,7 +123,7 @@ def test_an_interrupt_leaves_no_policy_behind(folder: Path, monkeypatch: pytest.
 
     with monkeypatch.context() as patch, pytest.raises(comfy.model_management.InterruptProcessingException):
         patch.setattr(Op, "run", interrupted)
-        sample(model, family_scenes.inputs("qwen_image"))
+        sample(model, family_scenes.inputs("krea2"))
     assert model.model.diffusion_model.__dict__[RUNNING].policy is None
 
 
@@ -207,15 +207,15 @@ def test_another_nodes_forward_goes_before() -> None:
 
 @pytest.mark.parametrize(("kind", "meaning"), [("convrot", AsStored.INT8), ("convrot_w4a4", AsStored.INT4)])
 def test_auto_says_that_integers_are_multiplied(kind: str, meaning: AsStored, folder: Path) -> None:
-    of_integers, of_halves = files("qwen_image", folder, kind)
+    of_integers, of_halves = files("krea2", folder, kind)
     with checkpoints.narrow.opened(comfy):
         assert quality.resolved(in_halves.load(of_integers, AUTO, BF16)) is meaning
         assert quality.resolved(in_halves.load(of_halves, AUTO, BF16)) is AsStored.STOCK
 
 
 def test_the_report_tells_the_share_of_products_that_were_ours(folder: Path) -> None:
-    of_int8, _ = files("qwen_image", folder)
-    scene = family_scenes.inputs("qwen_image")
+    of_int8, _ = files("sd3", folder)
+    scene = family_scenes.inputs("sd3")
     with checkpoints.narrow.opened(comfy):
         ours, exact = (in_halves.load(of_int8, policy, BF16) for policy in (AUTO, PRECISE))
     for model in (ours, exact):
@@ -246,7 +246,7 @@ def test_fp32_networks_multiply_halves_nearer_than_bf16_is(kind: str, folder: Pa
     assert distance(ours, exact) < 0.25 * distance(in_bf16, exact)
 
 
-@pytest.mark.parametrize("kind", ["qwen_image", "ltx2"])
+@pytest.mark.parametrize("kind", ["krea2", "ltx2"])
 def test_fp32_networks_multiply_a_files_integers(kind: str, folder: Path, without_bf16: None) -> None:
     of_int8, of_halves = files(kind, folder)
     exact, theirs = latents(kind, of_halves, OFF, torch.float32), latents(kind, of_int8, OFF, torch.float32)
@@ -256,15 +256,15 @@ def test_fp32_networks_multiply_a_files_integers(kind: str, folder: Path, withou
 
 
 def test_fp32_networks_without_kernels_are_stocks(folder: Path, without_bf16: None) -> None:
-    path = checkpoints.write("qwen_image", folder, "bf16")
-    found = latents("qwen_image", path, KernelPolicy.of(linear="off"), torch.float32)
-    assert torch.equal(found, latents("qwen_image", path, OFF, torch.float32))
+    path = checkpoints.write("krea2", folder, "bf16")
+    found = latents("krea2", path, KernelPolicy.of(linear="off"), torch.float32)
+    assert torch.equal(found, latents("krea2", path, OFF, torch.float32))
 
 
 def test_patches_of_integers_are_multiplied_too(folder: Path) -> None:
     """They are rounded into the file's integers as they arrive, as stock does; ours multiply the sum."""
-    of_int8, of_halves = files("qwen_image", folder)
-    scene, key = family_scenes.inputs("qwen_image"), "diffusion_model.transformer_blocks.0.attn.to_q.weight"
+    of_int8, of_halves = files("krea2", folder)
+    scene, key = family_scenes.inputs("krea2"), "diffusion_model.blocks.0.attn.wq.weight"
 
     def painted(path: Path, policy: KernelPolicy, dtype: torch.dtype, size: float) -> torch.Tensor:
         with checkpoints.narrow.opened(comfy):

@@ -194,7 +194,7 @@ def test_fp8_that_the_card_multiplies_is_stocks(studio: Studio, monkeypatch: pyt
 @pytest.mark.parametrize("budget", [0.0, -1.0])
 def test_where_stock_multiplies_it_is_said(studio: Studio, budget: float) -> None:
     """Weights in ComfyUI's own memory management, and a family without kernels."""
-    kind = "wan_t2v" if budget == 0 else "qwen_image"
+    kind = "wan_t2v" if budget == 0 else "sd3"
     path = str(checkpoints.write(kind, studio.folder, "fp16"))
     model = fusion.load_diffusion_model(path, AUTO, budget)
     assert quality.resolved(model) is AsStored.STOCK

@@ -26,7 +26,7 @@ KEPT = Path(__file__).resolve().parents[3] / "fixtures" / "golden-reports.json"
 # Kind, storage, and GiB of VRAM for its blocks: some stay and the rest passes.
 RUNS = {
     "Flux.2, FP16, streamed": ("flux2", "fp16", 0.03),
-    "Qwen-Image, FP8, streamed, by ComfyUI's code": ("qwen_image", "fp8_e4m3fn", 0.03),
+    "SD 3.5, FP8, streamed, by ComfyUI's code": ("sd3", "fp8_e4m3fn", 0.03),
     "SD 1.5, FP16, in ComfyUI's memory": ("sd15", "fp16", 0.0),
 }
 MEASURED = (
