@@ -108,7 +108,7 @@ def products_(
             x = x.halves(policy)
         rows = _rounded(x, integers, policy)
         for out, part in zip(outs, parts, strict=True):
-            given = rows[_rounding(part)] if isinstance(part, IntegerWeights) else x
+            given = rows[_rounding(part)] if isinstance(part, IntegerWeights) else _given(x, part, policy)
             multiply_(out, given, part.matrix, part.bias, saturate=saturate, policy=policy)
 
 

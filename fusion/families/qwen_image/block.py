@@ -68,11 +68,17 @@ def obstacle(block: Any) -> str | None:
     """Why a block cannot be ours, in words a user understands."""
     if type(block.attn) is not stock.Attention:
         return "its attention is of a kind without fused kernels"
-    for mlp in (block.img_mlp, block.txt_mlp):
-        first = mlp.net[0] if type(mlp) is stock.FeedForward else None
-        if type(first) is not stock.GELU or first.approximate != "tanh":
-            return "its feed-forward is of a kind without fused kernels"
+    if not all(map(_is_known, (block.img_mlp, block.txt_mlp))):
+        return "its feed-forward is of a kind without fused kernels"
     return None
+
+
+def _is_known(mlp: Any) -> bool:
+    """Whether a feed-forward is stock's with the GELU that our products have."""
+    if type(mlp) is not stock.FeedForward:
+        return False
+    first: Any = mlp.net[0]
+    return type(first) is stock.GELU and first.approximate == "tanh"
 
 
 class _Fused(FusedBlock):
@@ -148,7 +154,7 @@ class Half(NamedTuple):
     """A stream x [batch, tokens, dim] fp16 or fp32, and its own modules.
 
     first   its first token, among all
-    qkv     stock's Linears, and its norms of q and k
+    qkv     stock's Linears; norms: of q and k
     before  the runs of its attention; behind: of its feed-forward
     """
 
@@ -184,8 +190,8 @@ def block(
     streams  of text and picture, [batch, tokens, dim] fp16 or fp32
     mask     added to the scores of the text's tokens, broadcasts to [batch, text tokens]; None: all
              are seen
-    temb     input of the modulations, [1 or batch, dim]; with `zero` twice the batch, with the
-             second half for the picture's tokens from `zero` on
+    temb     input of the modulations, [1 or batch, dim]; with `zero` [2 * batch, dim], the second
+             half for the picture's tokens from there on
     freqs    rotations [1 or batch, 1, text and picture tokens, head_dim / 2, 2, 2]
     Returns new streams of text and picture.
     """
@@ -196,7 +202,7 @@ def block(
         _half(module, "txt", text, 0, of_text, None),
         _half(module, "img", picture, text.shape[1], of_picture, zero),
     )
-    new = within(module.attn, see_each_other, module.attn, policy, halves, mask, freqs, options)
+    new: tuple[Tensor, Tensor] = within(module.attn, see_each_other, module.attn, policy, halves, mask, freqs, options)
     for half, x in reversed(tuple(zip(halves, new, strict=True))):
         within(half.mlp, feed_forward_, half, policy, x)
     return new
@@ -224,9 +230,9 @@ def _half(module: Any, name: str, x: Tensor, first: int, made: Tensor, zero: int
     qkv = (attn.add_q_proj, attn.add_k_proj, attn.add_v_proj) if is_text else (attn.to_q, attn.to_k, attn.to_v)
     norms = (attn.norm_added_q, attn.norm_added_k) if is_text else (attn.norm_q, attn.norm_k)
     out = attn.to_add_out if is_text else attn.to_out[0]
-    own = (getattr(module, f"{name}_{part}") for part in ("norm1", "norm2", "mlp"))
+    norm1, norm2, mlp = (getattr(module, f"{name}_{part}") for part in ("norm1", "norm2", "mlp"))
     before, behind = (list(runs(part, x.shape[1], zero)) for part in made.chunk(2, -1))
-    return Half(x, first, qkv, norms, out, *own, before, behind)
+    return Half(x, first, qkv, norms, out, norm1, norm2, mlp, before, behind)
 
 
 def see_each_other(
