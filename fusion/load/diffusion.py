@@ -24,6 +24,7 @@ from ..compatibility import families as compatibility
 from ..compatibility.variants import leave_unknown
 from ..files.completeness import naming
 from ..fused import attention, feed_forward, operations
+from ..fused.block import multiplied_by_stock
 from ..graphs import diffusion
 from ..identify.checkpoint_info import look_at
 from ..patcher import call_log, cards, conditions, vram_retry
@@ -109,6 +110,8 @@ def streamed_from(source: Checkpoint, request: LoadRequest) -> StreamingModelPat
         family = compatibility.checked(info.family, device, policy)
         types = None if family is None else types_of(family, policy, device)
         parts = build.diffusion_model(source, request, family, types)
+        if _is_wide_for_nothing(parts):
+            parts = build.diffusion_model(source, request, family)
         net = parts.model.diffusion_model
         fused, is_cut = (0, False) if family is None else (family.fuse(net, policy), family.in_pieces)
         if family is not None and fused:
@@ -141,6 +144,16 @@ def streamed_from(source: Checkpoint, request: LoadRequest) -> StreamingModelPat
     checks.attach(model, request.path, family)
     step_timer.attach(model, describe)
     return model
+
+
+def _is_wide_for_nothing(parts: build.Skeleton) -> bool:
+    """Whether a model would compute in fp32 for the sake of our kernels, which will not run: stock
+    multiplies most of its blocks' weights as they are stored (scaled fp8 from RTX 40 on), and so
+    computes the blocks, too."""
+    if parts.stocks_type is None or parts.model.get_dtype_inference() is not torch.float32:
+        return False
+    matrices = {paged.module for block in parts.blocks for paged in block.paged if paged.stand_in.ndim > 1}
+    return 2 * sum(map(multiplied_by_stock, matrices)) > len(matrices)
 
 
 def types_of(family: Family, policy: KernelPolicy, device: torch.device) -> tuple[torch.dtype, ...] | None:

@@ -11,9 +11,10 @@ import comfy.sd
 import comfy.utils
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from fusestream import checkpoints
+from fusestream.checkpoints.storage import Scaled
 from fusestream.fusion.families import FAMILIES
 from fusestream.fusion.load.diffusion import load_streamed_diffusion_model, types_of
 from fusestream.kernels_cuda import KernelPolicy
@@ -63,6 +64,31 @@ def test_z_image_that_stock_does_not_trust_in_fp16_computes_in_fp32(
     wanted = torch.float16 if torch.float16 in known else torch.float32
     assert model.model.get_dtype_inference() is wanted
     assert "bfloat16" in model.stream.residency.ledger.summary()["notes"]["computes in"]
+
+
+@pytest.mark.usefixtures("card_with_bf16")
+def test_qwen_image_computes_in_fp32_unless_stock_multiplies_the_file_as_it_is(
+    families_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scaled fp8, which cards from RTX 40 on multiply: its blocks are stock's, and bf16 is enough for them."""
+    path, types = scaled_fp8(families_folder), types_of(BY_NAME["Qwen-Image"], KernelPolicy.of("auto"), CARD)
+    with checkpoints.narrow.opened(comfy):
+        for multiplies, wanted in ((False, torch.float32), (True, torch.bfloat16)):
+            monkeypatch.setattr(comfy.model_management, "supports_fp8_compute", lambda *_, is_so=multiplies: is_so)
+            model = loaded(path, monkeypatch, types)
+            assert model.model.get_dtype_inference() is wanted
+            told = model.stream.residency.ledger.summary()["notes"]
+            assert ("computes in" in told) == (not multiplies)
+
+
+def scaled_fp8(folder: Path) -> Path:
+    """A Qwen-Image whose blocks' products are of scaled fp8."""
+    entry, numbers = checkpoints.KINDS["qwen_image"], load_file(checkpoints.write("qwen_image", folder, "fp32"))
+    chosen = {name.removesuffix(".weight") for name in numbers if "blocks." in name and numbers[name].ndim == 2}
+    stored = Scaled(chosen=chosen.__contains__, rest=torch.float32).store(entry.table, numbers)
+    path = folder / "qwen_image scaled.safetensors"
+    save_file({name: tensor.clone() for name, tensor in stored.tensors.items()}, path)
+    return path
 
 
 @pytest.mark.usefixtures("card_with_bf16")
