@@ -62,7 +62,7 @@ def multiplies_bytes(policy: KernelPolicy, device: Any, bits: int = 8) -> bool:
     if not permits_integers(policy, bits):
         return False
     device = torch.device(device)
-    return device.type != "cuda" or int8_pays(torch.cuda.get_device_capability(device))
+    return device.type != "cuda" or int8_pays(torch.cuda.get_device_capability(device), is_stored=True)
 
 
 @contextlib.contextmanager

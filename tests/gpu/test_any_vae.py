@@ -20,8 +20,8 @@ from fusestream.kernels_cuda import LEDGER, KernelPolicy
 
 pytestmark = pytest.mark.skipif(not os.environ.get("COMFYUI_PATH"), reason="COMFYUI_PATH names no ComfyUI")
 
-# Of the plan's bytes: what a convolution's library takes beside its tensors is not the plan's.
-BESIDE = 1.25
+# Of the plan's bytes: those that a convolution's library takes beside its tensors are counted by a rule.
+BESIDE = 1.1
 HALF_ERROR = 4e-3  # a convolution of another width may sum in another order, in fp16
 
 

@@ -132,4 +132,4 @@ def test_auto_takes_what_the_rule_allows() -> None:
     precise, turbo = (inputs.run(block, KernelPolicy.of(precision=tier)) for tier in ("precise", "turbo"))
     assert distance(turbo, precise) < 0.04
     chosen = {choice.op for choice in LEDGER.choices}
-    assert ("linear_int8" in chosen) is int8_pays(torch.cuda.get_device_capability())
+    assert ("linear_int8" in chosen) is int8_pays(torch.cuda.get_device_capability(), is_stored=True)

@@ -48,7 +48,8 @@ def multiplies_integers(
     if policy.mode(FORCED[bits]) == "on":
         return True
     enough = not rounds or x.shape[:-1].numel() >= LEAST_ROWS
-    return serves_integers(x, shape, bits) and enough and (not x.is_cuda or int8_pays(_capability(x.get_device())))
+    pays = not x.is_cuda or int8_pays(_capability(x.get_device()), is_stored=not rounds)
+    return serves_integers(x, shape, bits) and enough and pays
 
 
 def serves_integers(x: Tensor, shape: Sequence[int], bits: int = 8) -> bool:
