@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ...fusion.base.cost import Cost
+from ...fusion.families.ltx2.cost import CHANNELS, TEXT_TOKENS, block_weights
 from .pictures import HALF
 
 # **Guessed**: of the table of timesteps in MiniMax H3's pruned file.
@@ -67,10 +68,9 @@ def two_streams(dim: int, layers: int, *, side: int, ends: float) -> Network:
 
 
 def ltx(dim: int, sound: int, layers: int) -> Network:
-    """Pixels look at pixels, at the prompt and at the sound, which looks at all three. Gates and modulations are small."""
-    pixel = 14.0 * dim**2 + 4.0 * dim * sound
-    word, own, ends = 2.0 * dim**2, 20.0 * sound**2, 256.0 * dim
-    return Network(layers, dim, pixel, word, own, joint=False, words=1024, side=1, ends=ends, ffn=4 * dim)
+    """As the family counts them, which computes these where a card has no BF16."""
+    weights, ends = block_weights(dim, sound), 2.0 * CHANNELS * dim
+    return Network(layers, dim, *weights, joint=False, words=TEXT_TOKENS, side=1, ends=ends, ffn=4 * dim)
 
 
 def minimax(dim: int, inner: int, ffn: int, layers: int) -> Network:

@@ -75,6 +75,8 @@ class Family:
                 stock's object of a VAE
     ops         the ops that the Kernels nodes can switch for it
     types       diffusion model: types in which its blocks can be ours, by torch's names
+    as_stock_chooses  diffusion model: whether it computes in the type that stock prefers, and where
+                that is none of `types`, as a model without a family; else in one of `types`
     blocks      of a network, by name, in the order in which they run; None: found automatically
     cost        diffusion model: cost of a forward of one prompt, from (network, shape of the
                 latent); None: not counted
@@ -113,6 +115,7 @@ class Family:
     fuse: Callable[[Any, KernelPolicy], int]
     ops: tuple[str, ...]
     types: tuple[str, ...] = ("float16",)
+    as_stock_chooses: bool = False
     blocks: Callable[[Any], Sequence[tuple[str, Any]]] | None = None
     need: Callable[[Any, Sequence[int], torch.dtype], float | None] | None = None
     in_pieces: bool = False

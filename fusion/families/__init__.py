@@ -18,6 +18,7 @@ FOLDERS = (
     "flux2",
     "z_image",
     "qwen_image",
+    "ltx2",
     "unet",
     "t5",
     "qwen3_vl",

@@ -113,7 +113,8 @@ def streamed_from(source: Checkpoint, request: LoadRequest) -> StreamingModelPat
         if _is_wide_for_nothing(parts):
             parts = build.diffusion_model(source, request, family)
         net = parts.model.diffusion_model
-        fused, is_cut = (0, False) if family is None else (family.fuse(net, policy), family.in_pieces)
+        serves = family is not None and serves_type(family, parts.model.get_dtype_inference())
+        fused, is_cut = (family.fuse(net, policy), family.in_pieces) if family is not None and serves else (0, False)
         if family is not None and fused:
             leave_unknown(family, net)
         else:
@@ -162,6 +163,11 @@ def types_of(family: Family, policy: KernelPolicy, device: torch.device) -> tupl
 
     On cards that have bf16 stock prefers it for some families that can compute in fp16.
     """
-    if device.type != "cuda" or all_off(policy, family.ops) or family.aside is not None:
+    if device.type != "cuda" or all_off(policy, family.ops) or family.aside is not None or family.as_stock_chooses:
         return None
     return tuple(getattr(torch, name) for name in family.types)
+
+
+def serves_type(family: Family, dtype: torch.dtype) -> bool:
+    """Whether the family's blocks are fused in a model that computes in this type."""
+    return not family.as_stock_chooses or word(dtype) in family.types

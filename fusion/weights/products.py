@@ -218,7 +218,8 @@ def feed_forward(
     gated     first makes a pair, and second gets silu(first half) * second half
     out       [batch, ..., n], contiguous or [batch, tokens, n], written instead of a new tensor;
               may be the residual itself
-    saturate  numbers that overflow fp16 become +-65504 instead of infinity
+    saturate  numbers that overflow fp16 become +-65504 instead of infinity, and so do hidden ones beside
+              an fp32 stream
     pieces    bytes that the hidden values may take, roughly
     """
     with _weights(x, policy, first, second) as [one, other]:

@@ -41,15 +41,16 @@ KINDS: dict[str | None, tuple[str, ...]] = {
     "Flux": ("flux1", "chroma", "flux2"),
     "Z-Image": ("z_image",),
     "Qwen-Image": ("qwen_image",),
+    "LTX-2": ("ltx23", "ltx2"),
     "Stable Diffusion U-Net": ("sd15", "sdxl", "sd15_wide"),
     None: (
-        "sd3", "wan_causal", "hunyuan_video_15", "wan_humo", "minimax_h3", "ltx23",
-        *(kind for kind in checkpoints.video.MINIMAX if kind != "minimax_h3"), "ltx2",
+        "sd3", "wan_causal", "hunyuan_video_15", "wan_humo", "minimax_h3",
+        *(kind for kind in checkpoints.video.MINIMAX if kind != "minimax_h3"),
     ),
 }  # fmt: skip
 # Families that leave a product of their blocks to stock, which rounds quantised weights, or what it multiplies with them.
 PARTLY: tuple[str, ...] = ()
-SLOW = ("flux2", "sd15_wide", "wan_animate", "ltx2", "ltx23", *checkpoints.video.MINIMAX)
+SLOW = ("flux2", "sd15_wide", "wan_animate", "ltx2", *checkpoints.video.MINIMAX)
 FUSED = {kind: family for family, kinds in KINDS.items() if family for kind in kinds}
 SOME = tuple(kinds[0] for family, kinds in KINDS.items() if family)  # a kind of each family
 
