@@ -54,9 +54,11 @@ class Running:
     pieces  bytes that hidden values may take in the call
     ours    multiplications of the call's products by our ops
     left    those by stock's, by the reason, in words
+    is_beside  whether a family computes the blocks, of which nothing is counted
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_beside: bool = False) -> None:
+        self.is_beside = is_beside
         self.policy: KernelPolicy | None = None
         self.pieces = CHUNK_BYTES
         self.ours, self.left = 0, Counter[str]()
@@ -135,10 +137,11 @@ def way(module: Any, x: Tensor, policy: KernelPolicy) -> Callable[..., Tensor] |
     return NO_INTEGERS if product_bits(module) is None else NO_KERNEL
 
 
-def fuse(net: nn.Module) -> int:
+def fuse(net: nn.Module, *, is_beside: bool = False) -> int:
     """Let the Linears of a network multiply through our ops, in the calls of a model that `attach` is
-    told of. Returns their number."""
-    running = Running()
+    told of. Returns their number. is_beside: a family computes the blocks; those of a block's that it
+    hands back are called, too."""
+    running = Running(is_beside=is_beside)
     found = [module for module in net.modules() if is_linear(module)]
     for module in found:
         mix(module, Multiplying, **{RUNNING: running})
@@ -170,7 +173,7 @@ def words(net: Any) -> str:
     the network is a family's, or was not called."""
     running: Running | None = net.__dict__.get(RUNNING)
     every = 0 if running is None else running.ours + running.stocks
-    if running is None or not every:
+    if running is None or running.is_beside or not every:
         return ""
     parts = [f"{count / every:.0%}, {why}" for why, count in running.left.most_common(TOLD) if 100 * count >= every]
     rest = f" ComfyUI multiplied the rest: {'; '.join(parts)}." if parts else ""

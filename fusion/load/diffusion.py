@@ -35,6 +35,7 @@ from ..sampling.measured import describe
 from ..stream import progress
 from ..stream.block_stream import BlockStream
 from ..stream.blocks import lay_out_layers
+from ..weights.fp32_products import narrows_on
 from . import build
 from .common import let_stream, looked_at, open_to_stream, prepare, streamed_or_stock
 from .missing import require_whole
@@ -117,6 +118,9 @@ def streamed_from(source: Checkpoint, request: LoadRequest) -> StreamingModelPat
         fused, is_cut = (family.fuse(net, policy), family.in_pieces) if family is not None and serves else (0, False)
         if family is not None and fused:
             leave_unknown(family, net)
+            if narrows_on(device, parts.model.get_dtype_inference()):
+                # What is beside the blocks, and a block that is handed back, would be stock's FP32.
+                operations.fuse(net, is_beside=True)
         else:
             operations.fuse(net)
             is_cut = feed_forward.fuse(net) > 0

@@ -218,7 +218,7 @@ class Stream(NamedTuple):
     def sees_itself_(self, pe: Turns | None, mask: Any) -> None:
         """Add the stream's attention to itself, in place."""
         shift, scale, gate = self.modulation(slice(0, 3))
-        normed = Normed(self.x, *beside(self.x, scale, shift), eps=EPS, kind="rms")
+        normed = Normed(self.x, *beside(scale, shift), eps=EPS, kind="rms")
         within(self.part("attn1"), self._attends_, self.part("attn1"), normed, None, gate, pe, None, mask)
 
     def sees_text_(self, context: Tensor, timestep: Any, mask: Any) -> None:
@@ -232,13 +232,13 @@ class Stream(NamedTuple):
                 self.module, self.part("prompt_scale_shift_table"), context, timestep, slice(rows)
             )
             context = torch.addcmul(text_shift, context, 1 + text_scale)
-        normed = Normed(self.x, *beside(self.x, scale, shift), eps=EPS, kind="rms")
+        normed = Normed(self.x, *beside(scale, shift), eps=EPS, kind="rms")
         within(attn, self._attends_, attn, normed, halves(context), gate, None, None, mask)
 
     def fed_forward_(self) -> None:
         """Add the stream's feed-forward, in place."""
         shift, scale, gate = self.modulation(slice(3, 6))
-        normed = Normed(self.x, *beside(self.x, scale, shift), eps=EPS, kind="rms")
+        normed = Normed(self.x, *beside(scale, shift), eps=EPS, kind="rms")
         ffn, pieces = self.part("ff"), self.options.get(PIECES, CHUNK_BYTES)
         within(ffn, _fed_forward_, ffn, normed, self.policy, self.x, gate, pieces)
 
@@ -288,7 +288,7 @@ def _see_each_other_(video: Stream, sound: Stream, given: Given, *, to_video: bo
         made = []
         for stream, table, time in zip((video, sound), tables, times, strict=True):
             scale, shift = modulation(module, table[:4], stream.x, time, rows)
-            made.append(Normed(stream.x, *beside(stream.x, scale, shift), eps=EPS, kind="rms"))
+            made.append(Normed(stream.x, *beside(scale, shift), eps=EPS, kind="rms"))
         return made
 
     def gate(table: Tensor, stream: Stream, time: Any) -> Tensor:
@@ -323,7 +323,7 @@ def modulation(module: Any, table: Tensor, x: Tensor, timestep: Any, rows: slice
     return found
 
 
-def beside(x: Tensor, scale: Tensor | None, shift: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+def beside(scale: Tensor | None, shift: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """Scale and shift as the norms' kernels read them: fp16 beside fp32 rows."""
     return (None if scale is None else halves(scale)), (None if shift is None else halves(shift))
 
@@ -364,7 +364,7 @@ def attention(
         q, *more = products(x, (attn.to_q, *gates), policy)
         k, v = products(context, (attn.to_k, attn.to_v), policy)
     logits = more[0] if more else logits
-    q4, k4 = (one.unflatten(-1, (attn.heads, attn.dim_head)) for one in (q, k))
+    q4, k4 = (one.view(*one.shape[:2], attn.heads, attn.dim_head) for one in (q, k))
     with operands(q, policy, attn.q_norm, attn.k_norm) as [of_q, of_k]:
         rms_rope_(q4, k4, of_q.weight, of_k.weight, eps=attn.q_norm.eps, policy=policy)
     q, k = turned(q, k, pe, k_pe, policy)
@@ -372,7 +372,7 @@ def attention(
     del q, k, v, q4, k4
     if logits is not None:
         by = logits.sigmoid().mul_(2)[..., None]
-        attended = attended.unflatten(-1, (attn.heads, attn.dim_head)).mul_(by).flatten(2)
+        attended = attended.view(*attended.shape[:2], attn.heads, attn.dim_head).mul_(by).flatten(2)
     return attended
 
 

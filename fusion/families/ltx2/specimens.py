@@ -48,7 +48,7 @@ def specimens() -> Sequence[Specimen]:
     )
 
 
-def _specimen(name: str, call: Any, **kind: bool) -> Specimen:
+def _specimen(name: str, call: Any, **kind: Any) -> Specimen:
     types = tuple(str(dtype).removeprefix("torch.") for dtype in TYPES)
     replaces: dict[type, type] = {_Fused: stock.BasicAVTransformerBlock}
     return Specimen(name, partial(_built, **kind), call, _fused, replaces, SOURCE, types)
@@ -58,7 +58,7 @@ def _fused(block: Any, _policy: KernelPolicy) -> int:
     return fuse(block)
 
 
-def _built(draw: Draw, **kind: bool) -> Any:
+def _built(draw: Draw, **kind: Any) -> Any:
     """The weights are fp16 even if the model's streams are fp32, and stock casts them."""
     settings = {"operations": draw.operations, "device": draw.device, "dtype": torch.float16}
     return stock.BasicAVTransformerBlock(
