@@ -254,7 +254,7 @@ SAVED = "model.model."  # as stock saves a HunyuanVideo
 def _cases() -> dict[str, Case]:
     found: dict[str, Case] = {
         "QwenImage": Case("qwen_image", family=True),
-        "LTXAV": Case("ltx23"),
+        "LTXAV": Case("ltx23", family=True),
         "MiniMaxH3": Case("minimax_h3"),
         "HunyuanVideo15": Case("hunyuan_video_15", also=r"^(byt5_in|vision_in)\."),
         "SD3": Case("sd3"),

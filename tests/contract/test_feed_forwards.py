@@ -51,12 +51,6 @@ FOUND: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("StableAudio", "StableAudio3"), ("transformer.layers.ff",)),
     **dict.fromkeys(("SV3D_u", "SV3D_p", "SVD_img2vid"), UNET),
     "LTXV": ("transformer_blocks.ff",),
-    "LTXAV": (
-        "transformer_blocks.ff",
-        "transformer_blocks.audio_ff",
-        "audio_embeddings_connector.transformer_1d_blocks.ff",
-        "video_embeddings_connector.transformer_1d_blocks.ff",
-    ),
     "MiniMaxH3": ("blocks.mlp", "token_refiner.blocks.mlp"),
     "SD3": ("joint_blocks.context_block.mlp", "joint_blocks.x_block.mlp"),
     "GenmoMochi": ("blocks.mlp_x", "blocks.mlp_y"),

@@ -93,4 +93,10 @@ COVERS: dict[str, dict[str, str]] = {
         "zh": "Z-Image（Turbo、Base、Edit）和 Lumina Image 2",
         "ja": "Z-Image（Turbo、Base、Edit）と Lumina Image 2",
     },
+    "LTX-2 and LTX-2.3 where a card has no BF16, around an FP32 stream (with BF16, and LTX-Video 0.9, they stream as all "
+    "others do)": {
+        "zh": "LTX-2 和 LTX-2.3，在没有 BF16 的显卡上，围绕 FP32 数据流（有 BF16 时，以及 LTX-Video 0.9，与其他模型一样流式读取）",
+        "ja": "BF16 のないカードでの LTX-2 と LTX-2.3、FP32 の流れの周りに（BF16 があるとき、また LTX-Video 0.9 は、"
+        "ほかのモデルと同じようにストリーミング）",
+    },
 }

@@ -83,7 +83,7 @@ ON_A_CARD = {
     ("Qwen3", Role.TEXT): "the 4B on an H200",
     ("Stable Diffusion or Flux", Role.VAE): "Flux.2's on an H200",
 }
-UNKNOWN_ON_A_CARD = {Role.DIFFUSION: "their published sizes, but SD 3.5's and LTX-2's, on an H100"}
+UNKNOWN_ON_A_CARD = {Role.DIFFUSION: "their published sizes, but SD 3.5's, on an H100"}
 STREAMS = {Role.DIFFUSION: "yes", Role.TEXT: "yes", Role.VAE: "no, it is small"}
 # What is fused of a file that no family knows: attention has a hook of stock's.
 UNKNOWN = {

@@ -85,9 +85,7 @@ class Case:
     def timestep(self, steps: int, width: int) -> Any:
         """Of the clip, of frames, or of tokens, as stock has it."""
         per_frame = steps == FRAMES
-        return stock.CompressedTimestep(
-            self.drawn(2, steps, width), PIXELS if per_frame else None, per_frame=per_frame
-        )
+        return stock.CompressedTimestep(self.drawn(2, steps, width), PIXELS if per_frame else None, per_frame=per_frame)
 
     def turns(self, tokens: int, size: int) -> Any:
         return layers.freqs_cis_matrix(torch.randn(1, tokens, HEADS * size // 2) * 3, 0, True, HEADS, self.dtype)
@@ -227,8 +225,7 @@ def test_a_stream_in_fp32_has_products_in_fp16(folder: Path) -> None:
     """Nearer than all in fp16."""
     path, scene = checkpoints.write("ltx23", folder), family_scenes.inputs("ltx23")
     wide, theirs, exact = (
-        family_scenes.parts(sample(load(path, *given), scene))[0]
-        for given in ((None, SINGLE), (OFF,), (OFF, SINGLE))
+        family_scenes.parts(sample(load(path, *given), scene))[0] for given in ((None, SINGLE), (OFF,), (OFF, SINGLE))
     )
     assert not handed_back() and 0 < distance(wide, exact) <= distance(theirs, exact)
 

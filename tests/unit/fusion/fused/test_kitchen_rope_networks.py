@@ -29,7 +29,6 @@ HALF, BF16, SINGLE = torch.float16, torch.bfloat16, torch.float32
 CALLED = {
     "MageFlow": {"apply_rope1"},
     "Krea2": {"apply_rope"},
-    "LTXAV": {"apply_rope_split_half", "apply_rope_split_half1"},
     "JoyImage": {"rms_rope"},
     "ErnieImage": {"rms_rope_split_half"},
     "MiniMaxH3": {"rms_rope_split_half_"},
