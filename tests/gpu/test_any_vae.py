@@ -20,8 +20,9 @@ from fusestream.kernels_cuda import LEDGER, KernelPolicy
 
 pytestmark = pytest.mark.skipif(not os.environ.get("COMFYUI_PATH"), reason="COMFYUI_PATH names no ComfyUI")
 
-# Of the plan's bytes: those that a convolution's library takes beside its tensors are counted by a rule.
-BESIDE = 1.1
+# Of the plan's bytes, in which a convolution's workspace is not counted: measured 1.00 to 1.36. A limit
+# has as much for these (`HELD` in fusion/vae/memory_limits.py).
+BESIDE = 1.4
 HALF_ERROR = 4e-3  # a convolution of another width may sum in another order, in fp16
 
 

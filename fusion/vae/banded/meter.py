@@ -9,13 +9,6 @@ from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
 
-# Types for which cuDNN lays out what it convolves anew, in a workspace: the input, the result and the
-# weight once more, each with its channels adjacent (measured on an H200, 22 sizes of 2 and 3
-# dimensions: 1.00 to 1.25 of these).
-TURNED = (torch.float16, torch.bfloat16)
-CONVOLUTIONS = (torch.ops.aten.convolution, torch.ops.aten.cudnn_convolution)
-
-
 class Share:
     """What a tensor takes of the bytes; its views have the same one. When the last of them goes,
     so do the bytes."""
@@ -53,15 +46,7 @@ class Meter:
         return Share(self, 0)
 
     def count(self, func: Any, args: Any, kwargs: Any, made: Any) -> None:
-        """Add the products of an operation on plain tensors, and what it needs meanwhile."""
+        """Add the products of an operation on plain tensors."""
         counted = flop_registry.get(func.overloadpacket)
         if counted is not None:
             self.products += counted(*args, **kwargs, out_val=made) // 2
-        if func.overloadpacket in CONVOLUTIONS:
-            self.most = max(self.most, self.now + made.nbytes + self.workspace(args[0], args[1], made))
-
-    def workspace(self, x: Tensor, weight: Tensor, made: Tensor) -> int:
-        """Bytes that a convolution needs beside its tensors."""
-        if self.device.type != "cuda" or made.dtype not in TURNED:
-            return 0
-        return x.nbytes + weight.nbytes + made.nbytes
