@@ -29,9 +29,9 @@ FAMILY = {
     "flux2_vae": "image_vae", "flux_vae": "image_vae",
     "vl2": "qwen3_vl", "vl4": "qwen3_vl",
     "wan14_low": "wan", "qwen25_vl": "language_models", "gemma3": "language_models",
-    "krea2_te": "qwen3_vl", "h3_te": "qwen3_vl",
+    "krea2_te": "qwen3_vl", "h3_te": "qwen3_vl", "qwen_image": "qwen_image", "ltx23": "ltx2",
     **dict.fromkeys(("ltx_projection", "ltx_vae", "h3_vae", "hunyuan15_vae"), ""),
-    **dict.fromkeys(("qwen_image", "hunyuan_video_15", "ltx23", "minimax_h3", "krea2", "anima"), ""),
+    **dict.fromkeys(("hunyuan_video_15", "minimax_h3", "krea2", "anima"), ""),
 }  # fmt: skip
 ALSO = {"live": {"image_vae"}}  # by the work: TAESD's or the VAE's, which is no model of the row's
 

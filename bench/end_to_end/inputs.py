@@ -49,7 +49,7 @@ def prompt_shape(model: Model, net: Any) -> tuple[int, int]:
     return TEXT_TOKENS, net.text_embedding[0].in_features
 
 
-# Of models that no family computes: width of the prompt.
+# Of Qwen-Image and of models that no family computes: width of the prompt.
 WIDTHS: dict[Model, Callable[[Any], int]] = {
     "qwen_image": lambda net: net.txt_in.in_features,
     "hunyuan_video_15": lambda net: net.txt_in.input_embedder.in_features,

@@ -335,7 +335,7 @@ BY_DEFAULT: dict[Model, tuple[int, int, int, int]] = {
 }
 KINDS_OF_FILES = ("fp16", *BY_FILE, "q8_0", "q4_k_m")
 _NOT_OF_A_UNET = "no such file is published by ComfyUI, nor named by its templates"
-# Of models that no family computes: the files that people have, as ComfyUI's templates name them.
+# Of Qwen-Image and of models that no family computes: the files that people have, as ComfyUI's templates name them.
 _HAVE: dict[Model, tuple[str, ...]] = {
     "qwen_image": ("int8_convrot", "fp8_scaled"),
     "krea2": ("int8_convrot", "fp8_scaled"),
@@ -344,7 +344,7 @@ _HAVE: dict[Model, tuple[str, ...]] = {
     "ltx23": ("int8_convrot", "fp8_scaled"),
     "minimax_h3": ("int8_convrot",),
 }
-_FILES_OF_ITS_TEMPLATES = "not asked: no family computes it, and it stands here for the files that templates name"
+_FILES_OF_ITS_TEMPLATES = "not asked: it stands here for the files that templates name"
 # Of what there is no row, and why.
 WITHOUT: dict[tuple[Model, str], str] = {
     **{("sdxl", storage): _NOT_OF_A_UNET for storage in BY_FILE},

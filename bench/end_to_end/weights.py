@@ -34,7 +34,7 @@ WRITERS = 8
 PIECE = 64 << 20  # bytes
 VOCABULARY = 256384
 GEMMA = "model.layers.0.post_feedforward_layernorm.weight"  # which has its tokenizer in its file, as a UMT5 has
-# Of models that no family computes; `without_family.py` has the same sizes as costs.
+# Of Qwen-Image and of models that no family computes; `without_family.py` has the same sizes as costs.
 LTX23 = video.LtxSize(heads=32, layers=48, caption=3840, connector_layers=8, gated=True)
 WITHOUT_FAMILY: dict[Model, Callable[[], Table]] = {
     "qwen_image": lambda: pictures.qwen_image(pictures.QwenImageSize(3072, 60, 3584)),

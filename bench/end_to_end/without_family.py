@@ -1,4 +1,6 @@
-"""Models that no family of ours computes: their published sizes, their latents, and what a step costs. Standard library only."""
+"""Models that no family of ours computes, and Qwen-Image: their published sizes, their latents, and what a step costs. Standard
+library only.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +31,7 @@ class Network:
     ffn      width of the hidden values; gated: of two products, multiplied
     has_fp16 whether ComfyUI computes it in FP16 on a card without BF16, and not in FP32
     folded   whether ComfyUI's code has the activation done while INT8 products round what they read
+    own      whether a family of ours computes the blocks: around an FP32 stream, what has no FP16
     """
 
     layers: int
@@ -46,6 +49,7 @@ class Network:
     gated: bool = False
     has_fp16: bool = True
     folded: bool = False
+    own: bool = False
 
     def pixels(self, latent: Sequence[int]) -> int:
         """Tokens of a latent [channels, height, width], or with frames behind the channels."""
@@ -96,7 +100,7 @@ def anima(dim: int, text: int, rank: int, layers: int) -> Network:
 
 
 NETWORKS = {
-    "qwen_image": replace(two_streams(3072, 60, side=2, ends=128), has_fp16=False),
+    "qwen_image": replace(two_streams(3072, 60, side=2, ends=128), has_fp16=False, own=True),
     "hunyuan_video_15": two_streams(2048, 54, side=1, ends=65 + 32),
     "ltx23": replace(ltx(4096, 2048, 48), has_fp16=False),
     "minimax_h3": replace(minimax(5376, 7168, 14336, 50), has_fp16=False, folded=True),

@@ -1,7 +1,8 @@
-"""Models that no family of ours computes, on cards that were not at hand: seconds of a step.
+"""Models that no family of ours computes, and Qwen-Image, on cards that were not at hand: seconds of a step.
 
 The passes between products are ComfyUI's on both sides: ours are products, and attention on a card without BF16. There ComfyUI
-computes some of these models in FP32, products and attention too; ours keep the FP32 stream, and multiply less.
+computes some of these models in FP32, products and attention too; ours keep the FP32 stream, and multiply less. Qwen-Image's blocks
+are ours altogether: norms write what products read, gates and residuals are parts of products, and the products FP16's.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
-from ..card_rates import CARDS, CUBLAS, Card
+from ..card_rates import CARDS, CUBLAS, Card, Who
 from ..end_to_end.bounds import cost_of
 from ..end_to_end.pictures import HALF
 from ..end_to_end.row_types import TITLES, Model, Row
@@ -31,11 +32,13 @@ Files = Literal["halves", "int8"]
 # wider.
 NARROWED, SUMS, TO_INTEGERS, HEADS = 4.0 + 4.0 + 2.0, 4.0 + 4.0, 4.0 + 2.0 + TO_BYTES, 3 * (4.0 + 2.0) + 2.0 + 4.0
 WIDE = 2.0  # of an FP32 stream's passes, against FP16's
+WIDER = 2.0  # bytes of an element of an FP32 stream beyond FP16's, where a norm reads it
 TEXT = (
-    "A step of models that no family computes, predicted: of a file of halves ComfyUI's seconds and ours, of an INT8 file "
-    "those of ComfyUI with comfy-kitchen 0.2.40, as it is installed, and ours. Passes between products are on both sides those of "
-    "ComfyUI 0.30's code. Attention in FP32, which ComfyUI takes for {} on Turing, is torch's by its machine code. **Guessed**: "
-    "that the table of timesteps in MiniMax H3's pruned file has {} columns; they cost next to nothing."
+    "A step of models that no family computes, and of Qwen-Image, predicted: of a file of halves ComfyUI's seconds and ours, of an "
+    "INT8 file those of ComfyUI with comfy-kitchen 0.2.40, as it is installed, and ours. Passes between products are on both sides "
+    "those of ComfyUI 0.30's code, but Qwen-Image's, which are a family's. Attention in FP32, which ComfyUI takes for {} on "
+    "Turing, is torch's by its machine code. **Guessed**: that the table of timesteps in MiniMax H3's pruned file has {} columns; "
+    "they cost next to nothing."
 )
 
 
@@ -120,11 +123,15 @@ def seconds(card: Card, model: Model, files: Files, stock: Mapping[str, float], 
         theirs = rounded, replace(speeds, pass_bytes={**stock, "rounded": speeds.pass_bytes["rounded"]})
     else:
         theirs = load, speeds_on(card, "stock", "picture", stock)
-    mine = speeds_on(card, "stored" if files == "int8" else "precise", "picture", stock)
-    if not card.turing:  # BF16, in which products of halves and attention are torch's
+    tier: Who = "stored" if files == "int8" else "precise"
+    mine = speeds_on(card, tier, "picture", ours if network.own else stock)
+    if not card.turing and not network.own:  # BF16, in which products of halves and attention are torch's
         mine = replace(mine, own={HEAD: torchs}, to_prompt={HEAD: torchs})
         mine = mine if files == "int8" else replace(mine, products=card.tensor * CUBLAS)
-    mine_load = _with_passes(load, mine, files, is_wide, folds=files == "int8" and not card.turing)
+    if network.own:
+        mine_load = _of_family(load, mine, files)
+    else:
+        mine_load = _with_passes(load, mine, files, is_wide, folds=files == "int8" and not card.turing)
     if is_wide:
         theirs = theirs[0], _in_fp32(theirs[1], card, files, fp32_attention(card, model_of(card.turing, False)[0]))
     return Seconds(told(*theirs), told(*mine_load))
@@ -135,6 +142,18 @@ def _in_fp32(speeds: Speeds, card: Card, files: Files, attention: float) -> Spee
     products = speeds.products if files == "int8" else card.tensor * FP32_CORES[card.turing] * CUBLAS
     bytes_ = {name: WIDE * count for name, count in speeds.pass_bytes.items()}
     return replace(speeds, products=products, own={HEAD: attention}, to_prompt={HEAD: attention}, pass_bytes=bytes_)
+
+
+def _of_family(load: Load, speeds: Speeds, files: Files) -> tuple[Load, Speeds]:
+    """A family's, around an FP32 stream: norms read it and write FP16 or integers, and of integers the attention's output and the
+    hidden values are rounded by passes. What is added to the stream leaves the product."""
+    x, hidden = load.passes["rope"], load.passes["gelu"]
+    moved = WIDER * load.passes["modulate"]
+    if files == "int8":
+        moved += TO_BYTES * (x + hidden) - load.passes["modulate"]
+    passes = {"modulate": load.passes["modulate"], "rope": x, "narrow": moved}
+    stored = 0.5 if files == "int8" else 1.0
+    return replace(load, passes=passes), replace(speeds, pass_bytes={**speeds.pass_bytes, "narrow": 1.0}, stored=stored)
 
 
 def _with_passes(load: Load, speeds: Speeds, files: Files, is_wide: bool, *, folds: bool) -> tuple[Load, Speeds]:

@@ -27,6 +27,7 @@ from fusestream.bench.predicted import without_family as predicted
 from fusestream.bench.predicted.passes import pass_bytes
 from fusestream.checkpoints import pictures, video
 from fusestream.checkpoints.weights import Table, draw
+from fusestream.fusion.families.qwen_image import cost
 
 MODELS: list[Model] = [model for model in rows.BY_DEFAULT if model in NETWORKS]
 IN_BLOCKS = re.compile(r"(double_blocks|transformer_blocks|blocks)\.\d+\.")
@@ -83,8 +84,16 @@ def test_a_forward_costs_what_stock_computes(model: Model, tmp_path: Path) -> No
     latent = picture if sound is None else comfy.nested_tensor.NestedTensor([picture, sound])
     run = ("euler", "simple", prompt, prompt, latent)
     counted = operations(lambda: comfy.sample.sample(loaded, latent, 1, 1.0, *run, disable_pbar=True, seed=1))
-    cost = replace(network, words=WORDS).forward((kind.channels, *size))
-    assert cost.gemm + cost.attention == pytest.approx(counted, rel=0.08)
+    made = replace(network, words=WORDS).forward((kind.channels, *size))
+    assert made.gemm + made.attention == pytest.approx(counted, rel=0.08)
+
+
+def test_qwen_images_forward_costs_what_its_family_says() -> None:
+    network = NETWORKS["qwen_image"]
+    found = network.forward((16, 1, 128, 128))
+    familys = cost.forward(network.dim, network.layers, 64 * 64, 64, 3584, network.words)
+    assert familys.gemm == pytest.approx(found.gemm, rel=0.001)
+    assert (familys.attention, familys.weights) == (found.attention, found.weights)
 
 
 def test_latents_are_those_of_stocks_nodes() -> None:
@@ -111,9 +120,9 @@ def shape(model: Model) -> tuple[int, ...]:
 def test_a_load_is_what_the_bound_counts(model: Model) -> None:
     row = rows.by_default(model, "int8_convrot")
     assert row is not None
-    load, cost = predicted.load_of(model), bounds.cost_of(row)
-    assert load.cost.gemm == pytest.approx(cost.gemm) and load.cost.attention == pytest.approx(cost.attention)
-    assert load.weights == cost.weights
+    load, bound = predicted.load_of(model), bounds.cost_of(row)
+    assert load.cost.gemm == pytest.approx(bound.gemm) and load.cost.attention == pytest.approx(bound.attention)
+    assert load.weights == bound.weights
     assert sum(one.operations for one in load.linears) == pytest.approx(load.products, rel=0.02)
 
 
