@@ -194,6 +194,14 @@ def test_hidden_values_that_overflow_are_the_largest_number() -> None:
     assert bool(case.run(case.module, case.options())[0].isfinite().all()) and not handed_back()
 
 
+@pytest.mark.parametrize("steps", [1, FRAMES, TOKENS], ids=["clip", "frames", "tokens"])
+def test_no_kernel_refuses_an_fp32_stream(steps: int, refused_by_kernels: list[tuple[str, str]]) -> None:
+    """By types, sizes and strides, which can be asked without a card."""
+    case = Case(steps=steps)
+    case.run(case.module, case.options())
+    assert not [one for one in refused_by_kernels if one[0] != "attention"] and not handed_back()
+
+
 def test_streams_are_written_where_they_lie() -> None:
     case = Case()
     given = tuple(one.clone() for one in case.streams)
