@@ -22,7 +22,8 @@ from fusestream.fusion.base.hooks import RUNNING
 from fusestream.fusion.families.ltx2 import LTX_2
 from fusestream.fusion.families.ltx2 import block as ltx2
 from fusestream.fusion.families.ltx2.need import need
-from fusestream.fusion.fused import attention
+from fusestream.fusion.fused import attention, operations
+from fusestream.fusion.load import diffusion
 from fusestream.fusion.load.diffusion import types_of
 from fusestream.kernels_cuda import LEDGER
 
@@ -242,6 +243,24 @@ def test_where_stock_has_bf16_it_computes_as_a_model_without_a_family(folder: Pa
     model = load(checkpoints.write("ltx23", folder), None, torch.bfloat16)
     assert RUNNING in model.model.diffusion_model.__dict__ and not model.stream.arrivals.family
     assert types_of(LTX_2, KernelPolicy(), torch.device("cuda", 0)) is None
+
+
+def test_without_bf16_a_block_that_is_handed_back_multiplies_halves(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And so does what is beside the blocks; the report tells no share of these products."""
+    monkeypatch.setattr(diffusion, "narrows_on", lambda _device, dtype: dtype is SINGLE)
+    monkeypatch.setattr(operations, "narrows", lambda x: x.dtype is SINGLE)
+    model = load(checkpoints.write("ltx23", folder), None, SINGLE)
+    net, scene = model.model.diffusion_model, family_scenes.inputs("ltx23")
+    running = net.__dict__[RUNNING]
+    sample(model, scene)
+    beside = running.ours
+    assert beside > 0 and not operations.words(net) and not handed_back()
+    changed = net.transformer_blocks[1].attn2
+    changed.forward = changed.forward
+    sample(model, scene)
+    assert handed_back() == {"another node has replaced attn2"} and running.ours > 2 * beside
 
 
 def test_a_latent_with_its_sound_needs_as_much_in_one_piece(folder: Path) -> None:
