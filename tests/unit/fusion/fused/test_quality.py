@@ -158,7 +158,7 @@ def test_switched_off_products_are_told(studio: Studio) -> None:
 
 def test_a_card_that_multiplies_halves_as_fast_keeps_halves(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> None:
     model = in_halves.load(file_of(studio, "int8"), AUTO)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (10, 0))
     assert not integer_weights.multiplies_bytes(AUTO, "cuda:0")
     monkeypatch.setattr(model, "load_device", torch.device("cuda:0"))
     assert quality.resolved(model) is AsStored.INT8_AS_FP16
