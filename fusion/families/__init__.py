@@ -19,6 +19,7 @@ FOLDERS = (
     "z_image",
     "qwen_image",
     "ltx2",
+    "minimax_h3",
     "unet",
     "t5",
     "qwen3_vl",

@@ -205,6 +205,7 @@ def feed_forward(
     *,
     activation: Activation = "gelu_tanh",
     gated: bool = False,
+    hidden_scale: float = 1.0,
     residual: Tensor | None = None,
     gate: Tensor | None = None,
     out: Tensor | None = None,
@@ -216,6 +217,8 @@ def feed_forward(
 
     x         [batch, ..., k] fp16
     gated     first makes a pair, and second gets silu(first half) * second half
+    hidden_scale  of a gated one: its hidden values are stored times this, a power of two, and the second
+              product divides by it
     out       [batch, ..., n], contiguous or [batch, tokens, n], written instead of a new tensor;
               may be the residual itself
     saturate  numbers that overflow fp16 become +-65504 instead of infinity, and so do hidden ones beside
@@ -230,6 +233,7 @@ def feed_forward(
             one.bias,
             other.bias,
             gated=gated,
+            hidden_scale=hidden_scale,
             activation=activation,
             residual=residual,
             gate=gate,

@@ -42,10 +42,10 @@ KINDS: dict[str | None, tuple[str, ...]] = {
     "Z-Image": ("z_image",),
     "Qwen-Image": ("qwen_image",),
     "LTX-2": ("ltx23", "ltx2"),
+    "MiniMax H3": tuple(checkpoints.video.MINIMAX),
     "Stable Diffusion U-Net": ("sd15", "sdxl", "sd15_wide"),
     None: (
-        "sd3", "wan_causal", "hunyuan_video_15", "wan_humo", "minimax_h3",
-        *(kind for kind in checkpoints.video.MINIMAX if kind != "minimax_h3"),
+        "sd3", "wan_causal", "hunyuan_video_15", "wan_humo",
     ),
 }  # fmt: skip
 # Families that leave a product of their blocks to stock, which rounds quantised weights, or what it multiplies with them.

@@ -255,7 +255,7 @@ def _cases() -> dict[str, Case]:
     found: dict[str, Case] = {
         "QwenImage": Case("qwen_image", family=True),
         "LTXAV": Case("ltx23", family=True),
-        "MiniMaxH3": Case("minimax_h3"),
+        "MiniMaxH3": Case("minimax_h3", family=True),
         "HunyuanVideo15": Case("hunyuan_video_15", also=r"^(byt5_in|vision_in)\."),
         "SD3": Case("sd3"),
         "Flux": Case("flux1", family=True),

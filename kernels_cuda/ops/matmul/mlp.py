@@ -59,7 +59,7 @@ def mlp(
     summed in the same order wherever it stands. (With half sums, a row that shares a tile with one whose half sums
     overflowed is summed in fp32 too.)
     """
-    if hidden_scale != 1 and up is None:
+    if hidden_scale != 1 and up is None and not gated:
         raise ValueError(f"mlp: hidden_scale is {hidden_scale}, and only the product of a pair can be scaled")
     if up is not None and gated:
         raise ValueError("mlp: gated, and up is given: w_in has both, or neither")

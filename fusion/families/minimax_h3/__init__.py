@@ -1,0 +1,109 @@
+"""MiniMax H3: prompt, references, sound and video in one stream of tokens."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ...base.family import Expected, Family, Role
+from ...files.repeated_blocks import expected, prefix_of
+
+if TYPE_CHECKING:
+    import torch
+
+    from ....kernels_cuda import KernelPolicy
+    from ....memory import WeightFile
+    from ...base.cost import Cost
+    from ...base.specimen import Specimen
+
+QKV = re.compile(r"(model\.diffusion_model\.|)blocks\.\d+\.attn\.qkv_proj\.weight")
+BESIDE = ("audio_patch_proj.weight",)
+LISTS = "blocks", "token_refiner.blocks"
+ENDS = "video_patch_proj.weight", "audio_patch_proj.weight", "condition_proj.weight", "final_layer.video_out.weight"
+# Numbers of blocks, by width.
+PUBLISHED = {5376: (50, 2)}
+# Text encoders by the width of a prompt's tokens.
+ENCODERS = {5120: "Qwen3-VL 32B, type minimax,"}
+
+
+def _prefix(header: WeightFile) -> str | None:
+    return prefix_of(header, QKV, BESIDE)
+
+
+def _is_minimax_h3(header: WeightFile) -> bool:
+    return _prefix(header) is not None
+
+
+def _expects(header: WeightFile) -> Expected:
+    prefix = _prefix(header) or ""
+    end = header.extents.get(prefix + ENDS[0])
+    counts = PUBLISHED.get(end.shape[0], ()) if end is not None and end.shape else ()
+    return expected(header, prefix, LISTS, ENDS, dict(zip(LISTS, counts, strict=False)))
+
+
+def _fuse(net: Any, _policy: KernelPolicy) -> int:
+    from .block import fuse  # noqa: PLC0415
+
+    return fuse(net)
+
+
+def _need(net: Any, shape: Sequence[int], dtype: torch.dtype) -> float | None:
+    from .need import need  # noqa: PLC0415
+
+    return need(net, shape, dtype)
+
+
+def _cost(net: Any, shape: Sequence[int]) -> Cost | None:
+    from .cost import cost  # noqa: PLC0415
+
+    return cost(net, shape)
+
+
+def _reads(net: Any) -> tuple[int, str | None] | None:
+    width = getattr(net.condition_proj, "in_features", None)
+    return None if width is None else (width, ENCODERS.get(width))
+
+
+def _specimens() -> Iterable[Specimen]:
+    from .specimens import specimens  # noqa: PLC0415
+
+    return specimens()
+
+
+MINIMAX_H3 = Family(
+    name="MiniMax H3",
+    role=Role.DIFFUSION,
+    covers="MiniMax H3, pruned too: FP16 products around an FP32 stream",
+    recognises=_is_minimax_h3,
+    fuse=_fuse,
+    ops=(
+        "attention",
+        "codes_to_half",
+        "codes_to_int8",
+        "int8_to_half",
+        "linear",
+        "linear_",
+        "linear_int4",
+        "linear_int4_",
+        "linear_int4_pair",
+        "linear_int8",
+        "linear_int8_",
+        "linear_int8_pair",
+        "linear_pair",
+        "norm_modulate",
+        "norm_to_int4",
+        "norm_to_int8",
+        "rms_rope_",
+        "rows_to_int4",
+        "rows_to_int8",
+        "silu_mul",
+        "to_half",
+    ),
+    types=("float16", "float32"),
+    need=_need,
+    cost=_cost,
+    expects=_expects,
+    reads=_reads,
+    specimens=_specimens,
+)
