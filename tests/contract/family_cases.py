@@ -100,7 +100,7 @@ def cases() -> list[Case]:
 
 
 def quick(kinds: Sequence[str]) -> Sequence[str]:
-    return kinds if is_thorough() else [kind for kind in kinds if kind not in SLOW]
+    return kinds if is_thorough() else [kind for kind in kinds if kind not in SLOW] or kinds[:1]
 
 
 def is_stored(kind: str, storage: str) -> bool:

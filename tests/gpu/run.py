@@ -64,6 +64,7 @@ TESTS = {
         (
             "test_any_vae.py", "test_command_line.py", "test_compatibility.py", "test_flux2.py", "test_graph.py",
             "test_image_vae.py", "test_int8_block.py", "test_language_models.py", "test_live.py", "test_ltx2.py",
+            "test_minimax_h3.py",
             "test_many_prompts.py", "test_operations.py", "test_packed_models.py", "test_patcher.py", "test_qwen3.py",
             "test_qwen3_vl.py", "test_qwen_image.py", "test_soak.py", "test_sparse_node.py", "test_two_cards.py", "test_umt5.py",
             "test_unet.py",

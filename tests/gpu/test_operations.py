@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.skipif(not os.environ.get("COMFYUI_PATH"), reason="COMFYUI_PATH names no ComfyUI"),
 ]
 
-STRANGERS = ("krea2", "hunyuan_video_15", "sd3", "minimax_h3")
+STRANGERS = ("krea2", "hunyuan_video_15", "sd3")
 OFF = KernelPolicy.of("off")
 BF16, FP32 = torch.bfloat16, torch.float32
 
@@ -164,7 +164,7 @@ def test_where_kitchens_own_kernels_serve_they_stay(folder):
     assert "rms_rope_" not in asked and error(ours, theirs) < 1e-3
 
 
-@pytest.mark.parametrize("kind", ["krea2", "hunyuan_video_15", "minimax_h3"])
+@pytest.mark.parametrize("kind", ["krea2", "hunyuan_video_15"])
 def test_feed_forwards_in_pieces_paint_the_same(isa, kind, folder, monkeypatch):
     """Of a file's integers, whose rows have scales of their own."""
     from fusestream.fusion.fused import feed_forward, operations
@@ -193,7 +193,9 @@ def test_an_activation_with_its_product(isa, folds, folder, monkeypatch):
     import in_halves
 
     from fusestream.fusion.fused import input_activation
+    from fusestream.fusion.identify import checkpoint_info
 
+    monkeypatch.setattr(checkpoint_info, "family_of", lambda _header: None)  # as a model that nobody knows
     monkeypatch.setattr(input_activation, "folded_by_kitchen", lambda *_: folds)
     path, of_halves = files("minimax_h3", folder, "convrot")
     exact = stocks("minimax_h3", of_halves, FP32)

@@ -181,11 +181,9 @@ def runs(norm: Any, x: Tensor, own: Modulation, segments: Segments, policy: Kern
     shifts, gates = saturated(own.shift.float()).to(kind), saturated(own.gate.float()).to(HALF)
     joined: list[tuple[int, int, int]] = []
     for first, last, row in segments:
-        if last == first:
-            continue
-        if joined and joined[-1][2] == row:
-            first = joined.pop()[0]
-        joined.append((first, last, row))
+        if last > first:
+            begun = joined.pop()[0] if joined and joined[-1][2] == row else first
+            joined.append((begun, last, row))
     return [
         Run(slice(first, last), *(part[None, row : row + 1] for part in (shifts, scales, gates)))
         for first, last, row in joined

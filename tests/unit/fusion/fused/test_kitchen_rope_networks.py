@@ -31,7 +31,6 @@ CALLED = {
     "Krea2": {"apply_rope"},
     "JoyImage": {"rms_rope"},
     "ErnieImage": {"rms_rope_split_half"},
-    "MiniMaxH3": {"rms_rope_split_half_"},
 }
 NAMES = tuple(name for name in CALLED if name in of.CASES)
 

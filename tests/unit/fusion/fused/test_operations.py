@@ -31,7 +31,7 @@ AUTO, PRECISE, TURBO, OFF = (
     KernelPolicy.of(mode, precision=precision)
     for mode, precision in (("auto", "auto"), ("auto", "precise"), ("auto", "turbo"), ("off", "precise"))
 )
-STRANGERS = ("krea2", "hunyuan_video_15", "sd3", "minimax_h3")
+STRANGERS = ("krea2", "hunyuan_video_15", "sd3")
 BF16 = torch.bfloat16
 INT8 = {"linear_int8"}
 
