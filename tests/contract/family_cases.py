@@ -49,7 +49,8 @@ KINDS: dict[str | None, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 # Families that leave a product of their blocks to stock, which rounds quantised weights, or what it multiplies with them.
-PARTLY: tuple[str, ...] = ()
+# And MiniMax H3: of a quantised file stock has in halves what is beside the blocks and else in fp32.
+PARTLY: tuple[str, ...] = ("MiniMax H3",)
 SLOW = ("flux2", "sd15_wide", "wan_animate", "ltx2", *checkpoints.video.MINIMAX)
 FUSED = {kind: family for family, kinds in KINDS.items() if family for kind in kinds}
 SOME = tuple(kinds[0] for family, kinds in KINDS.items() if family)  # a kind of each family

@@ -19,6 +19,7 @@ from in_halves import HALF, OFF, modes
 from scenes import Scene
 
 from bed.depth import is_thorough
+from fusestream import checkpoints
 from fusestream.checkpoints import narrow
 from fusestream.fusion.families import family_of
 from fusestream.fusion.fused import attention
@@ -97,6 +98,8 @@ def streams_within(stream: Any, room: str) -> None:
 def test_a_batch_of_two(shelf: Shelf, kind: str) -> None:
     path, scene = shelf.files(kind, "fp16").ours, shelf.scene(kind)
     samples = scene.latent["samples"]
+    if kind in checkpoints.video.MINIMAX:
+        pytest.skip("ComfyUI has one video at a time of it")
     two = Scene(scene.positive, scene.negative, {"samples": twice(samples)})
     fused, theirs, exact = (latents(model, two) for model in (ours(path), of.stocks(path), of.stocks(path, SINGLE)))
     assert len(fused[0]) == 2 and not of.handed_back() and as_near(fused, theirs, exact)
