@@ -33,9 +33,9 @@ COVERS: dict[str, dict[str, str]] = {
         "ja": "Stable Diffusion、SDXL、SD 3、Flux、Flux.2 用の TAESD：4096x4096 まで 3 GiB 以内でエンコードとデコード、"
         "継ぎ目のない帯で、fp16",
     },
-    "MiniMax H3, pruned too: FP16 products around an FP32 stream": {
-        "zh": "MiniMax H3，包括裁剪版：FP16 乘法，围绕 FP32 数据流",
-        "ja": "MiniMax H3、枝刈り版も：FP32 の流れの周りに FP16 の積",
+    "MiniMax H3, pruned too, where a card has no BF16, around an FP32 stream (with BF16 it streams as all others do)": {
+        "zh": "MiniMax H3，包括裁剪版，在没有 BF16 的显卡上，围绕 FP32 数据流（有 BF16 时与其他模型一样流式读取）",
+        "ja": "BF16 のないカードでの MiniMax H3、枝刈り版も、FP32 の流れの周りに（BF16 があるときは、ほかのモデルと同じようにストリーミング）",
     },
     "Qwen3 0.6B to 8B (Flux.2 klein, Z-Image, Anima): FP16 products around an FP32 stream, no layers that nothing reads; "
     "writes": {

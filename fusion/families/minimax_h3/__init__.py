@@ -74,7 +74,7 @@ def _specimens() -> Iterable[Specimen]:
 MINIMAX_H3 = Family(
     name="MiniMax H3",
     role=Role.DIFFUSION,
-    covers="MiniMax H3, pruned too: FP16 products around an FP32 stream",
+    covers="MiniMax H3, pruned too, where a card has no BF16, around an FP32 stream (with BF16 it streams as all others do)",
     recognises=_is_minimax_h3,
     fuse=_fuse,
     ops=(
@@ -101,6 +101,7 @@ MINIMAX_H3 = Family(
         "to_half",
     ),
     types=("float16", "float32"),
+    as_stock_chooses=True,
     need=_need,
     cost=_cost,
     expects=_expects,

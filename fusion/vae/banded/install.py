@@ -147,7 +147,7 @@ class InBands:
             if on_card(device):
                 free = _grained(int(comfy.model_management.get_free_memory(device) / HELD))
                 at_once = self.fusestream_plans.find(call, job, ENDLESS)
-                if isinstance(at_once, str) or at_once.peak <= free:
+                if isinstance(at_once, str) or at_once.worst <= free:
                     return at_once
                 room = min(room, free)
         return self.fusestream_plans.find(call, job, room)
@@ -160,7 +160,8 @@ class InBands:
 
     def _served(self, call: Call, plan: Plan, given: Tensor, run: Callable[[], Any], device: torch.device) -> Any:
         limit = self.fusestream_plans.limit
-        most = max(int(HELD * plan.peak), limit - OTHERS - weights_there(self, call.decodes))
+        # Workspaces may be taken: what does not fit is computed twice.
+        most = max(int(HELD * plan.worst), limit - OTHERS - weights_there(self, call.decodes))
         request = Request(STANDARD, device, most, on_card(device), on_card(device))
         return request.served(call.net, given.shape, 0, lambda _request: run())
 
@@ -219,11 +220,11 @@ def memory_used(vae: Any, stocks: Callable[..., int], decodes: bool, shape: torc
     device = _numbered(torch.device(vae.device))
     job = Job((1, *shape[1:]), dtype, device if decodes else torch.device("cpu"), device)
     found = net.fusestream_plans.find(net._call(decodes), job, ENDLESS)
-    if isinstance(found, Plan) and found.peak > can_free(net, decodes, device):
+    if isinstance(found, Plan) and found.worst > can_free(net, decodes, device):
         found = net.fusestream_plans.find(net._call(decodes), job, room_for(net, decodes))
     if isinstance(found, str):
         return stocks(shape, dtype)
-    return with_workspaces(int(HELD * found.peak), dtype)
+    return with_workspaces(int(HELD * found.worst), dtype)
 
 
 def _numbered(device: torch.device) -> torch.device:

@@ -42,6 +42,7 @@ class Plan:
     bands          none: all at once
     shape          of the result
     peak           most bytes at a time on the device, without weights
+    worst          the same with a workspace of every convolution
     products       multiplications, about; least: of all at once
     """
 
@@ -51,6 +52,7 @@ class Plan:
     bands: tuple[Band, ...]
     shape: tuple[int, ...]
     peak: int
+    worst: int
     products: int
     least: int
 
@@ -66,9 +68,9 @@ def planned(call: Call, job: Job, room: int) -> Plan:
     seam = metered(job, dim)
     assert seam.meter is not None
     whole = rehearse(call, job, seam)
-    most, least = seam.meter.most, seam.meter.products
+    most, worst, least = seam.meter.most, seam.meter.worst, seam.meter.products
     if most <= room:
-        return Plan("", "", dim, (), whole.shape, most, least, least)
+        return Plan("", "", dim, (), whole.shape, most, worst, least, least)
     reasons: list[str] = []
     ways = []
     names, short = _candidates(call, shorter(job, SHORT[call.decodes]), dim)
@@ -179,7 +181,7 @@ class _Way:
         seam = self._begun(self.job)
         meter = seam.meter
         assert meter is not None
-        before, kept, products = meter.most, meter.now, meter.products
+        before, kept, worst, products = meter.most, meter.now, meter.worst, meter.products
         around = self._before + self._after
         most = min(MOST_BANDS, self._sides // self._unit, 2 * self._sides // max(1, around))
         if most < 2:
@@ -189,7 +191,7 @@ class _Way:
             bands = self.bands(count)
             widths = [band.enters[1] - band.enters[0] for band in bands]
             widest = bands[widths.index(max(widths))]
-            meter.most, meter.products = meter.now, 0
+            meter.begin()
             made = self._made(seam, self.job, widest.enters)
             if made[0] > widest.makes[0] or made[1] < widest.makes[1]:
                 raise Unreadable("a band makes less than was foreseen")
@@ -198,14 +200,14 @@ class _Way:
             # Bytes of a band grow with its width.
             wanted = (room - kept) / max(1, meter.most - kept) * max(widths) - around
             count = min(most, max(count + 1, int(self._sides / wanted))) if wanted > 0 else most
-        peak = max(before, meter.most)
+        peak, worst = max(before, meter.most), max(worst, meter.worst)
         products += meter.products * sum(widths) // max(widths)
         if self.end:
             seam.free()
-            meter.most, meter.products = meter.now, 0
+            meter.begin()
             rehearse(self.call, self.job, seam, "behind")
-            peak, products = max(peak, meter.most), products + meter.products
-        return Plan(self.begin, self.end, self.dim, bands, self.shape, peak, products, self.least)
+            peak, worst, products = max(peak, meter.most), max(worst, meter.worst), products + meter.products
+        return Plan(self.begin, self.end, self.dim, bands, self.shape, peak, worst, products, self.least)
 
     def _begun(self, job: Job) -> Seam:
         net = self.call.net
