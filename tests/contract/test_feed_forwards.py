@@ -40,7 +40,7 @@ UNET = tuple(
     for name in ("transformer_blocks.ff", "time_stack.ff_in", "time_stack.ff", "time_pos_embed")
 )
 FOUND: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("QwenImage", "MageFlow", "Lens"), OF_PAIRS),
+    **dict.fromkeys(("MageFlow", "Lens"), OF_PAIRS),
     **dict.fromkeys(("JoyImage", "Hunyuan3Dv2", "Hunyuan3Dv2mini"), TWO_STREAMS),
     **dict.fromkeys((name for name in STRANGERS if name.startswith(("HunyuanVideo", "HunyuanImage"))), HUNYUAN),
     **dict.fromkeys(("CosmosT2V", "CosmosI2V"), COSMOS_1),
@@ -51,7 +51,6 @@ FOUND: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("StableAudio", "StableAudio3"), ("transformer.layers.ff",)),
     **dict.fromkeys(("SV3D_u", "SV3D_p", "SVD_img2vid"), UNET),
     "LTXV": ("transformer_blocks.ff",),
-    "MiniMaxH3": ("blocks.mlp", "token_refiner.blocks.mlp"),
     "SD3": ("joint_blocks.context_block.mlp", "joint_blocks.x_block.mlp"),
     "GenmoMochi": ("blocks.mlp_x", "blocks.mlp_y"),
     "Anima": ("blocks.mlp", "llm_adapter.blocks.mlp"),

@@ -41,10 +41,12 @@ class Net:
         for name, parameter in self.plain.named_parameters():
             scale = parameter.shape[-1] ** -0.5 if parameter.ndim == 2 else 0.2
             parameter.normal_(1.0 if "norm" in name else 0.0, scale, generator=generator)
-        if storage != "fp16":
-            self.plain = self.of_integers(storage)
-        self.plain.requires_grad_(False)
-        self.fused = copy.deepcopy(self.plain)
+        if storage == "fp16":
+            self.fused = copy.deepcopy(self.plain)
+        else:  # of which torch makes no copies
+            self.plain, self.fused = (self.of_integers(storage) for _ in range(2))
+        for each in (self.plain, self.fused):
+            each.requires_grad_(False)
         assert minimax_h3.fuse(self.fused) == BLOCKS
         sound = TEXT + SOUND
         tokens = sound + frames * FRAME

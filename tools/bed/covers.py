@@ -35,7 +35,8 @@ COVERS: dict[str, dict[str, str]] = {
     },
     "MiniMax H3, pruned too, where a card has no BF16, around an FP32 stream (with BF16 it streams as all others do)": {
         "zh": "MiniMax H3，包括裁剪版，在没有 BF16 的显卡上，围绕 FP32 数据流（有 BF16 时与其他模型一样流式读取）",
-        "ja": "BF16 のないカードでの MiniMax H3、枝刈り版も、FP32 の流れの周りに（BF16 があるときは、ほかのモデルと同じようにストリーミング）",
+        "ja": "BF16 のないカードでの MiniMax H3、枝刈り版も、FP32 の流れの周りに（BF16 があるときは、"
+        "ほかのモデルと同じようにストリーミング）",
     },
     "Qwen3 0.6B to 8B (Flux.2 klein, Z-Image, Anima): FP16 products around an FP32 stream, no layers that nothing reads; "
     "writes": {

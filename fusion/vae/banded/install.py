@@ -99,9 +99,11 @@ class InBands:
         if isinstance(found, str):
             _say(call, found)
             return _stocks(call, z, output_buffer, options)
+        self._hold(True, z.device)
+        if not found.bands:  # without a limit: what runs out of memory in one is computed twice
+            return _stocks(call, z, output_buffer, options)
         if output_buffer is None:
             output_buffer = torch.empty(found.shape, dtype=z.dtype, device=z.device)
-        self._hold(True, z.device)
         passage = Passage(call, found, z.device, Progress(max(1, len(found.bands)), shown=room is None))
         try:
             self._served(call, found, z, partial(passage.decode, z, output_buffer, **options), z.device)
@@ -127,6 +129,8 @@ class InBands:
             _say(call, found)
             return call(x if call.brings else x.to(device), device)
         self._hold(False, device)
+        if not found.bands:
+            return call(x if call.brings else x.to(device), device)
         passage = Passage(call, found, device, Progress(max(1, len(found.bands)), shown=room is None))
         try:
             return self._served(call, found, x, partial(passage.encode, x), device)

@@ -41,9 +41,6 @@ class Passage:
 
     def _run(self, given: Tensor, place: Callable[[torch.dtype], Tensor], options: dict[str, Any]) -> None:
         call, plan = self._call, self._plan
-        if not plan.bands:
-            self._at_once(given, place, options)
-            return
         begin, end = (_module(call.net, name) for name in (plan.begin, plan.end))
         seam = Seam(begin, end, plan.dim, look=_look)
         drawn = _Drawn(self._device)
@@ -66,13 +63,6 @@ class Passage:
                     made = call(absent, self._device, None, **options)
                 _whole(made)
                 place(made.dtype).copy_(made)
-
-    def _at_once(self, given: Tensor, place: Callable[[torch.dtype], Tensor], options: dict[str, Any]) -> None:
-        out = place(given.dtype) if self._call.fills else None
-        made = self._call(self._there(given), self._device, out, **options)
-        if out is None:
-            place(made.dtype).copy_(made)
-        self._progress.add(1)
 
     def _through(
         self, band: Band, seam: Seam, given: Banded, place: Callable[[torch.dtype], Tensor], options: dict[str, Any]

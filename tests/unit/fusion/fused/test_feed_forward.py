@@ -28,7 +28,7 @@ from fusestream.kernels_cuda import KernelPolicy
 from fusestream.kernels_cuda.ops.matmul import mlp
 
 AUTO, OFF = KernelPolicy.of("auto", precision="auto"), KernelPolicy.of("off")
-STRANGERS = ("hunyuan_video_15", "sd3", "krea2")
+STRANGERS = ("hunyuan_video_15", "sd3")
 ROWS = 4  # of a piece, in these tests
 OPS: Any = comfy.ops.manual_cast
 
