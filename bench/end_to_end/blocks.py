@@ -12,9 +12,8 @@ import torch
 
 from ...memory import ENCODINGS
 
-FOURS = math.sqrt(
-    8.5625
-)  # of a number of four bits that is drawn evenly: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives
+# Of a number of four bits that is drawn evenly: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives.
+FOURS = math.sqrt(8.5625)
 BYTES = 73.9  # the standard deviation of a byte that is drawn evenly, -128 to 127
 SIX_BITS = 1333.5  # the mean square of 0 to 63
 # Standard deviation of a number whose scale d is 1.

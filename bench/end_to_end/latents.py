@@ -3,7 +3,7 @@ only."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -56,14 +56,14 @@ PICTURES = {
     "flux_vae": Latent(16, 8),
 }
 VIDEO = Latent(16, 8)  # of all others
+LTX = Latent(128, 32, pace=Pace(step=8))
+MINIMAX = Latent(24, 16, pace=Pace(step=17, per=5, first=5, least=2))
 VIDEOS = {
     "vae22": Latent(48, 16),
-    "ltx_vae": Latent(128, 32, pace=Pace(step=8)),
-    "h3_vae": Latent(24, 16, pace=Pace(step=17, per=5, first=5, least=2)),
+    "ltx_vae": LTX,
+    "h3_vae": MINIMAX,
     "hunyuan15_vae": Latent(32, 16),
     "hunyuan_video_15": Latent(32, 16),
-    "ltx23": Latent(128, 32, pace=Pace(step=8), sound=Sound((8,), (16,), a_second=25, frames_a_second=25)),
-    "minimax_h3": Latent(
-        24, 16, pace=Pace(step=17, per=5, first=5, least=2), sound=Sound((32, 2), (), a_second=40, frames_a_second=24)
-    ),
+    "ltx23": replace(LTX, sound=Sound((8,), (16,), a_second=25, frames_a_second=25)),
+    "minimax_h3": replace(MINIMAX, sound=Sound((32, 2), (), a_second=40, frames_a_second=24)),
 }

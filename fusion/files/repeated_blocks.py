@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..base.family import Expected
@@ -32,6 +32,19 @@ def prefix_of(header: WeightFile, part: re.Pattern[str], beside: Iterable[str]) 
     names = header.extents.keys()
     found = (match[1] for name in names if (match := part.fullmatch(name)) is not None)
     return next((prefix for prefix in found if any(prefix + name in names for name in beside)), None)
+
+
+def published_counts(
+    header: WeightFile, end: str, lists: Sequence[str], published: Mapping[int, Sequence[int]]
+) -> dict[str, int]:
+    """Numbers of blocks of the published model, by list; empty if none has the width.
+
+    end        name of a tensor whose first size is the width
+    published  numbers by width, in the order of the lists
+    """
+    found = header.extents.get(end)
+    counts = published.get(found.shape[0], ()) if found is not None and found.shape else ()
+    return dict(zip(lists, counts, strict=False))
 
 
 def expected(

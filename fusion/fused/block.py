@@ -8,13 +8,14 @@ the ledger once, and under the policy `on` it is an error (`HandBack`).
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from itertools import chain, repeat
 from operator import contains, is_, methodcaller
 from typing import Any
 
 import comfy.model_management
 import torch
+from comfy.cli_args import args
 from torch import Tensor, nn
 
 from ...kernels_cuda import LEDGER, KernelPolicy, KernelRefused
@@ -23,9 +24,13 @@ from ..base.hooks import BLOCK_PARTS, STREAMED
 from ..base.policy import policy_of
 from ..base.subclassing import mix
 from ..stream.text_kv import OfText
+from ..weights import saturation
 from ..weights.storage import INTEGER_LAYOUTS
 from .named_attention import another_is_preferred
 
+# The types of a stream that blocks take whose products alone are fp16. Flags that make ComfyUI compute
+# in fp32 are obeyed.
+AROUND_FP32 = (torch.float16,) if args.force_fp32 or args.fp32_unet else (torch.float16, torch.float32)
 VALUES: Any = methodcaller("values")
 
 # ---------------------------------------------------------------------------------------------------------- handing back
@@ -220,3 +225,15 @@ def fuse_block(
     obstacle: a permanent reason against it, reported at the calls that it affects. apart: as in
     `Parts`."""
     mix(block, mixin, **{BLOCK_PARTS: Parts(block, obstacle, apart)})
+
+
+def fuse_blocks(
+    net: nn.Module, kind: type[nn.Module], mixin: type[FusedBlock], obstacle: Callable[[Any], str | None]
+) -> int:
+    """The same for each block of a network that is of this class of stock's, before they are streamed.
+    Counts what saturates behind the last. Returns their number."""
+    blocks = [module for module in net.modules() if type(module) is kind]
+    for module in blocks:
+        fuse_block(module, mixin, obstacle(module))
+    saturation.watch(blocks)
+    return len(blocks)

@@ -114,18 +114,20 @@ def streamed_from(source: Checkpoint, request: LoadRequest) -> StreamingModelPat
         if _is_wide_for_nothing(parts):
             parts = build.diffusion_model(source, request, family)
         net = parts.model.diffusion_model
-        serves = family is not None and serves_type(family, parts.model.get_dtype_inference())
-        fused, is_cut = (family.fuse(net, policy), family.in_pieces) if family is not None and serves else (0, False)
+        dtype = parts.model.get_dtype_inference()
+        fused, is_cut = 0, False
+        if family is not None and serves_type(family, dtype):
+            fused, is_cut = family.fuse(net, policy), family.in_pieces
         if family is not None and fused:
             leave_unknown(family, net)
-            if narrows_on(device, parts.model.get_dtype_inference()):
+            if narrows_on(device, dtype):
                 # What is beside the blocks, and a block that is handed back, would be stock's FP32.
                 operations.fuse(net, is_beside=True)
         else:
             operations.fuse(net)
             is_cut = feed_forward.fuse(net) > 0
         layers = lay_out_layers(parts.blocks, parts.layers)
-        is_ours = fused > 0 and not policy.is_off and parts.model.get_dtype_inference() is torch.float16
+        is_ours = fused > 0 and not policy.is_off and dtype is torch.float16
         stream = BlockStream(source, parts.blocks, layers, device, request.budget_bytes, keeps_texts=is_ours)
     except BaseException:
         source.close()
@@ -133,7 +135,7 @@ def streamed_from(source: Checkpoint, request: LoadRequest) -> StreamingModelPat
     if parts.stocks_type is not None:
         stream.residency.ledger.note(
             "computes in",
-            f"{word(parts.model.get_dtype_inference())}, as the kernels do; ComfyUI would in {word(parts.stocks_type)}",
+            f"{word(dtype)}, as the kernels do; ComfyUI would in {word(parts.stocks_type)}",
         )
     let_stream(parts.model, stream, request.path, family, fused)
     diffusion.attach(net, stream)

@@ -115,10 +115,18 @@ def attention_of_fp32(
     return out
 
 
+def mask_of_halves(mask: Tensor) -> Tensor:
+    """A mask beside halves. What it adds saturates, because a stream's type forbids with its lowest
+    number; infinities stay."""
+    if mask.dtype in (torch.bool, torch.float16):
+        return mask
+    return torch.where(mask.isinf(), mask, mask.clamp(-LARGEST, LARGEST)).half()
+
+
 def _attended(attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     numbers, factor = scaled(v, (1, 3))
-    if mask is not None and mask.dtype is not torch.bool:
-        mask = torch.where(mask.isinf(), mask, mask.clamp(-LARGEST, LARGEST)).half()
+    if mask is not None:
+        mask = mask_of_halves(mask)
     q16, k16 = (one.half().clamp_(-LARGEST, LARGEST) for one in (q, k))
     out = attend(q16, k16, numbers, mask)
     return out.float().mul_(factor.expand(-1, -1, v.shape[2], -1).repeat_interleave(q.shape[2] // v.shape[2], 2))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...base.family import Expected, Family, Role
-from ...files.repeated_blocks import expected, prefix_of
+from ...files.repeated_blocks import expected, prefix_of, published_counts
 
 if TYPE_CHECKING:
     import torch
@@ -55,9 +55,8 @@ def _is_flux(header: WeightFile) -> bool:
 
 def _expects(header: WeightFile) -> Expected:
     prefix = _prefix(header) or ""
-    shared, end = (header.extents.get(prefix + name) for name in (SHARED, END))
-    counts = PUBLISHED.get(end.shape[0], ()) if shared is not None and end is not None and end.shape else ()
-    return expected(header, prefix, LISTS, (END,), dict(zip(LISTS, counts, strict=False)))
+    known = PUBLISHED if prefix + SHARED in header.extents else {}
+    return expected(header, prefix, LISTS, (END,), published_counts(header, prefix + END, LISTS, known))
 
 
 def _fuse(net: Any, _policy: KernelPolicy) -> int:

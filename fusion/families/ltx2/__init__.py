@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...base.family import Expected, Family, Role
-from ...files.repeated_blocks import expected, prefix_of
+from ...files.repeated_blocks import expected, prefix_of, published_counts
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +22,7 @@ BESIDE = ("audio_patchify_proj.weight", "audio_proj_out.weight")
 LISTS = ("transformer_blocks",)
 ENDS = "patchify_proj.weight", "proj_out.weight", *BESIDE
 # Numbers of blocks, by the video's width.
-PUBLISHED = {4096: 48}
+PUBLISHED = {4096: (48,)}
 
 
 def _prefix(header: WeightFile) -> str | None:
@@ -35,9 +35,7 @@ def _is_ltx2(header: WeightFile) -> bool:
 
 def _expects(header: WeightFile) -> Expected:
     prefix = _prefix(header) or ""
-    end = header.extents.get(f"{prefix}patchify_proj.weight")
-    count = PUBLISHED.get(end.shape[0]) if end is not None and end.shape else None
-    return expected(header, prefix, LISTS, ENDS, {} if count is None else {LISTS[0]: count})
+    return expected(header, prefix, LISTS, ENDS, published_counts(header, prefix + ENDS[0], LISTS, PUBLISHED))
 
 
 def _fuse(net: Any, _policy: KernelPolicy) -> int:

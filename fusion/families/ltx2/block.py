@@ -32,26 +32,23 @@ import comfy.ldm.lightricks.av_model as stock
 import comfy.ldm.lightricks.model as layers
 import comfy.ldm.modules.attention
 import torch
-from comfy.cli_args import args
 from torch import Tensor, nn
 from torch.nn import functional
 
 from ....kernels_cuda import KernelPolicy, rms_rope_
 from ....kernels_cuda.ops.matmul.mlp import CHUNK_BYTES
-from ....kernels_cuda.ops.views.half_range import LARGEST, saturated
+from ....kernels_cuda.ops.views.half_range import saturated
 from ...base.hooks import PIECES
-from ...fused.block import FusedBlock, HandBack, fuse_block
+from ...fused.block import AROUND_FP32, FusedBlock, HandBack, fuse_blocks
 from ...fused.named_attention import told
 from ...stream.block_hooks import within
 from ...weights import saturation
-from ...weights.fp32_products import MULTIPLE
+from ...weights.fp32_products import MULTIPLE, mask_of_halves
 from ...weights.normed import Normed
 from ...weights.operands import operands
 from ...weights.products import Input, feed_forward, product, products
 
 HALF = torch.float16
-# Types of the streams. Flags that make ComfyUI compute in fp32 are obeyed.
-TYPES = (HALF,) if args.force_fp32 or args.fp32_unet else (HALF, torch.float32)
 EPS = 1e-6  # of stock's rms_norm, where none is given
 ATTENTIONS = ("attn1", "attn2", "audio_attn1", "audio_attn2", "audio_to_video_attn", "video_to_audio_attn")
 Options = dict[str, Any]
@@ -61,11 +58,7 @@ Turns = tuple[Tensor, bool]  # stock's rotations, and whether a head's halves tu
 def fuse(net: nn.Module) -> int:
     """Let the blocks of stock's LTXAVModel compute through our ops, under the policy that comes with
     each call. In place, and before they are streamed. Returns the number of blocks."""
-    blocks = [module for module in net.modules() if type(module) is stock.BasicAVTransformerBlock]
-    for module in blocks:
-        fuse_block(module, _Fused, obstacle(module))
-    saturation.watch(blocks)
-    return len(blocks)
+    return fuse_blocks(net, stock.BasicAVTransformerBlock, _Fused, obstacle)
 
 
 def obstacle(block: Any) -> str | None:
@@ -102,7 +95,7 @@ class _Fused(FusedBlock):
     """Mixed into a block's class, with stock's signature."""
 
     fusestream_hand_back = HandBack("ltx-2 block")
-    fusestream_types = TYPES
+    fusestream_types = AROUND_FP32
 
     def fusestream_in_parts(self) -> Sequence[Sequence[nn.Module]]:
         return parts(self)
@@ -406,20 +399,13 @@ def _attend(attn: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, options: Opti
             q, k, v, attn.heads, of_guides(mask), attn.attn_precision, options
         )
     if mask is not None:
-        others["mask"] = masking(mask)
+        others["mask"] = mask_of_halves(mask)
     out: Tensor = comfy.ldm.modules.attention.optimized_attention(q, k, v, attn.heads, **others)
     return out
-
-
-def masking(mask: Tensor) -> Tensor:
-    """A mask beside fp16: stock's, in a stream's type, forbids with the lowest number of it."""
-    if mask.dtype is torch.bool or mask.dtype is HALF:
-        return mask
-    return torch.where(mask.isinf(), mask, mask.clamp(-LARGEST, LARGEST)).to(HALF)
 
 
 def of_guides(mask: Any) -> Any:
     """The same of stock's two masks for a video with guides."""
     found = copy.copy(mask)
-    found.noisy_mask, found.tracked_mask = masking(mask.noisy_mask), masking(mask.tracked_mask)
+    found.noisy_mask, found.tracked_mask = mask_of_halves(mask.noisy_mask), mask_of_halves(mask.tracked_mask)
     return found

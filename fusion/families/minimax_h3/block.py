@@ -25,14 +25,13 @@ from typing import Any, NamedTuple
 
 import comfy.ldm.minimax.model as stock
 import torch
-from comfy.cli_args import args
 from comfy.ldm.modules.attention import optimized_attention
 from torch import Tensor, nn
 from torch.nn import functional
 
 from ....kernels_cuda import KernelPolicy, rms_rope_
 from ....kernels_cuda.ops.views.half_range import saturated
-from ...fused.block import FusedBlock, HandBack, fuse_block
+from ...fused.block import AROUND_FP32, FusedBlock, HandBack, fuse_blocks
 from ...stream.block_hooks import within
 from ...weights import saturation
 from ...weights.fp32_residual import HIDDEN_SCALE
@@ -41,8 +40,6 @@ from ...weights.operands import operands
 from ...weights.products import feed_forward, product
 
 HALF = torch.float16
-# Types of the stream. Flags that make ComfyUI compute in fp32 are obeyed.
-TYPES = (HALF,) if args.force_fp32 or args.fp32_unet else (HALF, torch.float32)
 Segments = Sequence[Sequence[int]]
 Options = dict[str, Any]
 
@@ -50,11 +47,7 @@ Options = dict[str, Any]
 def fuse(net: nn.Module) -> int:
     """Let the blocks of stock's MiniMax H3 compute through our ops, under the policy that comes
     with each call. In place, and before they are streamed. Returns the number of blocks."""
-    blocks = [module for module in net.modules() if type(module) is stock.DiTBlock]
-    for module in blocks:
-        fuse_block(module, _Fused, obstacle(module))
-    saturation.watch(blocks)
-    return len(blocks)
+    return fuse_blocks(net, stock.DiTBlock, _Fused, obstacle)
 
 
 def obstacle(block: Any) -> str | None:
@@ -72,7 +65,7 @@ class _Fused(FusedBlock):
     """Mixed into a block's class, with stock's signature."""
 
     fusestream_hand_back = HandBack("minimax-h3 block")
-    fusestream_types = TYPES
+    fusestream_types = AROUND_FP32
 
     def fusestream_in_parts(self) -> Sequence[Sequence[nn.Module]]:
         return parts(self)

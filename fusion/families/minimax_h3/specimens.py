@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from ....kernels_cuda import KernelPolicy
+from ....kernels_cuda.ops.views.checks import word
 from ...base.specimen import Draw, Options, Specimen
-from .block import TYPES, _Fused, fuse
+from ...fused.block import AROUND_FP32
+from .block import _Fused, fuse
 
 HEADS, SIZE, TURNED = 2, 64, 48
 DIM, FFN, TIME = 192, 128, 32
@@ -32,7 +34,7 @@ def specimens() -> Sequence[Specimen]:
 
 
 def _specimen(name: str, call: Any, **kind: Any) -> Specimen:
-    types = tuple(str(dtype).removeprefix("torch.") for dtype in TYPES)
+    types = tuple(map(word, AROUND_FP32))
     replaces: dict[type, type] = {_Fused: stock.DiTBlock}
     return Specimen(name, partial(_built, **kind), call, _fused, replaces, SOURCE, types)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...base.family import Expected, Family, Role
-from ...files.repeated_blocks import expected, prefix_of
+from ...files.repeated_blocks import expected, prefix_of, published_counts
 
 if TYPE_CHECKING:
     import torch
@@ -46,9 +46,7 @@ def _is_qwen_image(header: WeightFile) -> bool:
 
 def _expects(header: WeightFile) -> Expected:
     prefix = _prefix(header) or ""
-    end = header.extents.get(prefix + ENDS[0])
-    counts = PUBLISHED.get(end.shape[0], ()) if end is not None and end.shape else ()
-    return expected(header, prefix, LISTS, ENDS, dict(zip(LISTS, counts, strict=False)))
+    return expected(header, prefix, LISTS, ENDS, published_counts(header, prefix + ENDS[0], LISTS, PUBLISHED))
 
 
 def _fuse(net: Any, _policy: KernelPolicy) -> int:

@@ -32,7 +32,6 @@ from typing import Any, NamedTuple
 
 import comfy.ldm.qwen_image.model as stock
 import torch
-from comfy.cli_args import args
 from comfy.ldm.flux.math import apply_rope1
 from comfy.ldm.modules.attention import optimized_attention_masked
 from torch import Tensor, nn
@@ -40,7 +39,7 @@ from torch.nn import functional
 
 from ....kernels_cuda import KernelPolicy, rms_rope_
 from ....kernels_cuda.ops.views.half_range import saturated
-from ...fused.block import FusedBlock, HandBack, fuse_block
+from ...fused.block import AROUND_FP32, FusedBlock, HandBack, fuse_blocks
 from ...fused.named_attention import told
 from ...stream.block_hooks import within
 from ...weights import saturation
@@ -49,19 +48,13 @@ from ...weights.operands import operands
 from ...weights.products import feed_forward, product, products_
 
 HALF = torch.float16
-# Types of the stream. Flags that make ComfyUI compute in fp32 are obeyed.
-TYPES = (HALF,) if args.force_fp32 or args.fp32_unet else (HALF, torch.float32)
 Options = dict[str, Any]
 
 
 def fuse(net: nn.Module) -> int:
     """Let the blocks of stock's Qwen-Image compute through our ops, under the policy that comes
     with each call. In place, and before they are streamed. Returns the number of blocks."""
-    blocks = [module for module in net.modules() if type(module) is stock.QwenImageTransformerBlock]
-    for module in blocks:
-        fuse_block(module, _Fused, obstacle(module))
-    saturation.watch(blocks)
-    return len(blocks)
+    return fuse_blocks(net, stock.QwenImageTransformerBlock, _Fused, obstacle)
 
 
 def obstacle(block: Any) -> str | None:
@@ -85,7 +78,7 @@ class _Fused(FusedBlock):
     """Mixed into a block's class, with stock's signature."""
 
     fusestream_hand_back = HandBack("qwen-image block")
-    fusestream_types = TYPES
+    fusestream_types = AROUND_FP32
 
     def fusestream_in_parts(self) -> Sequence[Sequence[nn.Module]]:
         return parts(self)

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from ....kernels_cuda import KernelPolicy
+from ....kernels_cuda.ops.views.checks import word
 from ...base.specimen import Draw, Options, Specimen
-from .block import TYPES, _Fused, fuse
+from ...fused.block import AROUND_FP32
+from .block import _Fused, fuse
 
 HEADS, SIZE = 2, 64
 DIM = HEADS * SIZE
@@ -32,7 +34,7 @@ def specimens() -> Sequence[Specimen]:
 
 
 def _specimen(name: str, call: Any) -> Specimen:
-    types = tuple(str(dtype).removeprefix("torch.") for dtype in TYPES)
+    types = tuple(map(word, AROUND_FP32))
     replaces: dict[type, type] = {_Fused: stock.QwenImageTransformerBlock}
     patches: dict[str, Any] = {"attn1_patch": _patched}
     return Specimen(name, _built, call, _fused, replaces, SOURCE, types, patches=patches)

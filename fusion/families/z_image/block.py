@@ -28,12 +28,11 @@ from typing import Any, NamedTuple
 
 import comfy.ldm.lumina.model as stock
 import torch
-from comfy.cli_args import args
 from comfy.ldm.modules.attention import optimized_attention_masked
 from torch import Tensor, nn
 
 from ....kernels_cuda import KernelPolicy, gated_residual, gated_residual_, rms_rope_
-from ...fused.block import FusedBlock, HandBack, fuse_block
+from ...fused.block import AROUND_FP32, FusedBlock, HandBack, fuse_blocks
 from ...fused.named_attention import told
 from ...stream.block_hooks import within
 from ...weights import saturation
@@ -42,8 +41,6 @@ from ...weights.operands import operands
 from ...weights.products import gated_feed_forward, product
 
 HALF = torch.float16
-# Types of the stream. Flags that make ComfyUI compute in fp32 are obeyed.
-TYPES = (HALF,) if args.force_fp32 or args.fp32_unet else (HALF, torch.float32)
 # Used if stock's norms of q and k give no eps, as torch does.
 EPS = torch.finfo(torch.float32).eps
 Segments = Sequence[Sequence[int]]
@@ -53,11 +50,7 @@ Options = dict[str, Any]
 def fuse(net: nn.Module) -> int:
     """Let the blocks of stock's NextDiT compute through our ops, under the policy that comes with
     each call. In place, and before they are streamed. Returns the number of blocks."""
-    blocks = [module for module in net.modules() if type(module) is stock.JointTransformerBlock]
-    for module in blocks:
-        fuse_block(module, _Fused, obstacle(module))
-    saturation.watch(blocks)
-    return len(blocks)
+    return fuse_blocks(net, stock.JointTransformerBlock, _Fused, obstacle)
 
 
 def obstacle(block: Any) -> str | None:
@@ -74,7 +67,7 @@ class _Fused(FusedBlock):
     """Mixed into a block's class, with stock's signature."""
 
     fusestream_hand_back = HandBack("z-image block")
-    fusestream_types = TYPES
+    fusestream_types = AROUND_FP32
 
     def fusestream_in_parts(self) -> Sequence[Sequence[nn.Module]]:
         return parts(self)

@@ -104,7 +104,7 @@ class InBands:
             return _stocks(call, z, output_buffer, options)
         if output_buffer is None:
             output_buffer = torch.empty(found.shape, dtype=z.dtype, device=z.device)
-        passage = Passage(call, found, z.device, Progress(max(1, len(found.bands)), shown=room is None))
+        passage = Passage(call, found, z.device, Progress(len(found.bands), shown=room is None))
         try:
             self._served(call, found, z, partial(passage.decode, z, output_buffer, **options), z.device)
         except Unreadable as error:
@@ -131,7 +131,7 @@ class InBands:
         self._hold(False, device)
         if not found.bands:
             return call(x if call.brings else x.to(device), device)
-        passage = Passage(call, found, device, Progress(max(1, len(found.bands)), shown=room is None))
+        passage = Passage(call, found, device, Progress(len(found.bands), shown=room is None))
         try:
             return self._served(call, found, x, partial(passage.encode, x), device)
         except Unreadable as error:
