@@ -24,7 +24,7 @@ from uuid import UUID
 import torch
 
 from ...gpu.graphed_calls import Settled
-from ...memory import Checkpoint, Layer, Weights
+from ...memory import Checkpoint, Layer
 from ..base import file_formats
 from ..base.errors import NotWhileStreaming
 from ..weights.paged import Paged
@@ -35,6 +35,7 @@ from .block_order import Order
 from .blocks import Block, Parameters
 from .card_sync import Together
 from .file_weights import FileWeights
+from .lent_weights import LentWeights
 from .patched_weights import PatchedWeights
 from .residency import Residency
 from .segments import Segmentation
@@ -80,7 +81,8 @@ class BlockStream:
         self.together: Together | None = None  # where several cards compute one sampling
         self.calling = threading.RLock()  # held by the thread that a call of the model is in
         self._patches: tuple[Mapping[str, Sequence[Any]], bool] = {}, False  # as `set_patches` was told last
-        self._lent: set[int] = set()  # blocks in use whose weights are not in the pager
+        self._outside = LentWeights(source)  # of blocks that run outside of a call
+        self._lent: set[int] = set()  # those of them that are in use
         self._of_text: frozenset[int] = frozenset()  # blocks that make what is kept of texts
         self._entered: set[int] = set()  # blocks that hold their weights
         self._text_came = False  # whether text weights came in the pass under way
@@ -168,6 +170,7 @@ class BlockStream:
         """One call of the model. Yields the blocks of it that have run: none where a CUDA graph was
         replayed. If they ran in another order than they are paged in, the next pass finds them in
         the order of this one."""
+        self._outside.drop()
         ran = self.order.begin()
         try:
             yield ran
@@ -419,9 +422,8 @@ class BlockStream:
     def _lend(self, i: int, before: Parameters) -> None:
         """Read the weights of a block that is not paged, for this one use. before: what its modules
         hold otherwise."""
-        weights = Weights()
-        for weight in self.residency.segmentation.layers[i].weights:
-            weights[weight.name] = self.in_file.read(weight).to(self.residency.device)
+        residency = self.residency
+        weights = self._outside.bring(i, residency.segmentation.layers, self.order.place, residency.device)
         self._lent.add(i)
         self._entered.add(i)
         try:
@@ -436,6 +438,7 @@ class BlockStream:
         """The model is gone. Nothing can be loaded any more."""
         with self.residency.lock:
             self._entered.clear()
+            self._outside.drop()
             self.residency.close()
             self.left = ()
             self.in_file = FileWeights(self.residency.source, self.residency.segmentation, (), self.residency.lock)

@@ -3,13 +3,12 @@ its prompt has 2.3 GB, for one product a prompt.
 
 The pager's window has places of the size of the largest block, so a block of that size would take
 all of it. Here the weight comes in slices of its rows, each into its place of the result. The next
-slice is read while this one is copied and multiplied.
+slices are read while this one is copied and multiplied.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import comfy.model_management
@@ -24,9 +23,9 @@ from ..weights.meta_tensor import StandIn
 from ..weights.paged import Paged
 from ..weights.storage import is_quantised
 from .embedding import patched_rows
+from .read_ahead import PIECE, ReadAhead, pieces_of
 
 LEAST = 256 << 20  # bytes of a weight that stays
-SLICE = 64 << 20  # bytes that are read at once
 
 
 class FileLinear:
@@ -49,24 +48,11 @@ class FileLinear:
 
     def _slices(self, *, pinned: bool) -> Iterator[tuple[int, int, Tensor]]:
         """The weight's rows from .. to .., and their bytes on the host: uint8."""
-        extent = self.fusestream_extent
-        count, of_a_row = extent.shape[0], extent.nbytes // extent.shape[0]
-        step = max(1, SLICE // of_a_row)
-
-        def read(first: int) -> Tensor:
-            # torch lends pinned memory again only when copies out of it are done.
-            nbytes = (min(first + step, count) - first) * of_a_row
-            buffer = torch.empty(nbytes, dtype=torch.uint8, pin_memory=pinned)
-            self.fusestream_source.read_into(extent, buffer, first * of_a_row)
-            return buffer
-
-        with ThreadPoolExecutor(1) as reader:
-            ahead = reader.submit(read, 0)
-            for first in range(0, count, step):
-                stored, last = ahead.result(), min(first + step, count)
-                if last < count:
-                    ahead = reader.submit(read, last)
-                yield first, last, stored
+        of_a_row = self.fusestream_extent.nbytes // self.fusestream_extent.shape[0]
+        pieces = pieces_of(self.fusestream_extent, max(1, PIECE // of_a_row) * of_a_row)
+        for piece, stored in ReadAhead(self.fusestream_source, pieces, pinned=pinned):
+            first = piece.start // of_a_row
+            yield first, first + piece.nbytes // of_a_row, stored
 
     def _weight(self, stored: Tensor, first: int, last: int, like: Tensor) -> Tensor:
         """Rows of the weight [last - first, k] as stock would cast them, with patches."""

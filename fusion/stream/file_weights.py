@@ -30,10 +30,7 @@ class FileWeights:
 
     def read(self, weight: Weight) -> torch.Tensor:
         """One weight as the pager brings it, on the CPU."""
-        stored = self._source.read(weight.extent)
-        if weight.is_packed and not weight.is_converted:
-            return stored
-        return ggml_blocks.numbers(stored, weight.extent).to(weight.device_dtype)
+        return as_brought(self._source.read(weight.extent), weight)
 
     def weight(self, key: str, patches: Sequence[Any] = (), device: torch.device | None = None) -> torch.Tensor:
         """One weight by its key in the model: as the model holds it, with these patches. On the CPU
@@ -86,3 +83,10 @@ class FileWeights:
             table: Any = paged.module
             found[paged.key] = (paged, Weight(paged.name, table.fusestream_extent, paged.storage.dtype))
         return found
+
+
+def as_brought(stored: torch.Tensor, weight: Weight) -> torch.Tensor:
+    """A weight's bytes in its file, uint8 [bytes] on any device, as the pager brings it there."""
+    if weight.is_packed and not weight.is_converted:
+        return stored
+    return ggml_blocks.numbers(stored, weight.extent).to(weight.device_dtype)

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread", "one_token
 def in_slices(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Of 10 rows, and the tiny projection is large."""
     monkeypatch.setattr(file_linear, "LEAST", 1 << 18)
-    monkeypatch.setattr(file_linear, "SLICE", 10 * 49 * 64 * 2)
+    monkeypatch.setattr(file_linear, "PIECE", 10 * 49 * 64 * 2)
     with checkpoints.narrow.opened(comfy):
         yield
 
@@ -89,7 +89,7 @@ def test_it_is_read_in_slices_of_rows(families_folder: Path, monkeypatch: pytest
     for name in PROJECTIONS:
         pieces = [nbytes for found, nbytes in read if found == f"{name}.weight"]
         assert len(pieces) > 1 and sum(pieces) == stored[f"{name}.weight"].nbytes
-        assert max(pieces) <= file_linear.SLICE
+        assert max(pieces) <= file_linear.PIECE
 
 
 def test_a_lora_and_a_saved_copy_see_it(families_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
