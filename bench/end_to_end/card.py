@@ -2,14 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import threading
+from collections.abc import Iterator
 from types import TracebackType
+from typing import Any
 
 import torch
 
 GIB = 2**30
 INTERVAL = 0.02
+
+
+@contextlib.contextmanager
+def acting_small(free: float | None) -> Iterator[None]:
+    """While ComfyUI takes the card for one of so many GiB in all: it chooses pieces of work, and what it leaves free, by that."""
+    if free is None or not torch.cuda.is_available():
+        yield
+        return
+    management: Any = importlib.import_module("comfy.model_management")
+    own, total_mib = management.get_total_memory, management.total_vram
+    most = int(free * GIB)
+
+    def bounded(dev: Any = None, torch_total_too: bool = False) -> Any:
+        found = own(dev, torch_total_too)
+        if getattr(dev, "type", "cuda") == "cpu":
+            return found
+        return (min(found[0], most), min(found[1], most)) if torch_total_too else min(found, most)
+
+    management.get_total_memory, management.total_vram = bounded, min(total_mib, most / 2**20)
+    try:
+        yield
+    finally:
+        management.get_total_memory, management.total_vram = own, total_mib
 
 
 class Card:

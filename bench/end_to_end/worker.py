@@ -98,12 +98,12 @@ def done(run: Run, paths: dict[str, str]) -> dict[str, Any]:
     """One side's work, watched."""
     import torch  # noqa: PLC0415
 
-    from .card import Card  # noqa: PLC0415
+    from .card import Card, acting_small  # noqa: PLC0415
 
     run.paths = paths
     result: dict[str, Any] = run.hold()
     ballast = run.job["free"] if run.side.ballast and run.cuda else None
-    with ExitStack() as stack, torch.inference_mode(), small_files_too(run.job):
+    with ExitStack() as stack, torch.inference_mode(), small_files_too(run.job), acting_small(ballast):
         cards = [stack.enter_context(Card(ballast, index)) for index in range(run.side.cards if run.cuda else 1)]
         result["free GiB"] = cards[0].start / 2**30
         try:

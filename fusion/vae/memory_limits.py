@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+import comfy.model_management
 import comfy.utils
 import torch
 from torch import Tensor, nn
@@ -93,6 +95,34 @@ def held_in_pieces(device: torch.device) -> int:
     reserved: Any = torch.cuda.memory_stats_as_nested_dict(device).get("reserved_bytes", {})
     found = (reserved.get(pool, {}).get("current", 0) for pool in ("large_pool", "all"))
     return next((nbytes for nbytes in found if nbytes), 0)  # cudaMallocAsync counts no pools
+
+
+SMALL_CARD = 4 << 30  # bytes in all of the smallest cards that ComfyUI's code may be told of
+
+
+@contextlib.contextmanager
+def told_of_card(nbytes: int) -> Iterator[list[int]]:
+    """While ComfyUI's code in this thread is told of a card of so many bytes in all, because some of
+    it chooses by these how many frames it computes at a time; 0: the card's own.
+
+    Yields a list that has an entry for each time that it asked.
+    """
+    asked: list[int] = []
+    thread, management = threading.get_ident(), comfy.model_management
+    own: Any = management.get_total_memory
+
+    def total(dev: Any = None, torch_total_too: bool = False) -> Any:
+        if threading.get_ident() == thread:
+            asked.append(nbytes)
+        if threading.get_ident() != thread or not nbytes:
+            return own(dev, torch_total_too)
+        return (nbytes, nbytes) if torch_total_too else nbytes
+
+    management.get_total_memory = total
+    try:
+        yield asked
+    finally:
+        management.get_total_memory = own
 
 
 class Leftovers:

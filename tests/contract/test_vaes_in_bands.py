@@ -115,6 +115,26 @@ def test_bands_make_what_one_pass_makes(nets: dict[str, Any], kind: AnyVae, way:
     assert any(isinstance(count, int) and count >= 2 for count in most), most
 
 
+def test_fewer_frames_at_a_time_come_before_bands(nets: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """ComfyUI's code takes as many as the card in all allows. With few of its bytes free it is told of a small card, which
+    repeats no work; and again of the real one behind that."""
+    monkeypatch.setattr(ltx, "MAX_CHUNK_SIZE", 1 << 20)
+    monkeypatch.setattr(comfy.model_management, "get_total_memory", lambda *_args, **_options: 24 << 30)
+    kind = LOCAL["LTX-2"]
+    net, given = fused(nets, kind), kind.given("decode", 2, 8, 3)
+    want, whole = call(net_of(nets, kind), "decode", given), peak_of(net, "decode", given)
+    few = plan_of(net, "decode", given, int(0.8 * whole))
+    assert isinstance(few, Plan) and not few.bands and few.peak < 0.8 * whole and few.products == few.least
+    for room, counts in ((whole, {0}), (few.peak, {0}), (int(0.7 * few.peak), range(2, 65))):
+        plan = plan_of(net, "decode", given, room)
+        assert isinstance(plan, Plan) and len(plan.bands) in counts and bool(plan.card) is (room < whole)
+        with BytesOfBands(*net.parameters(), *net.buffers(), given) as live:
+            made = call(net, "decode", given, room=room)
+        assert live.most - made.nbytes <= 1.15 * plan.peak
+        close(made, want)
+        assert comfy.model_management.get_total_memory() == 24 << 30
+
+
 @WAYS
 @SOME
 def test_the_plan_keeps_its_bytes(nets: dict[str, Any], kind: AnyVae, way: str) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from ....kernels_cuda import LEDGER, STANDARD
 from ...base.subclassing import mix
-from ..memory_limits import HELD, LIMIT, OTHERS, Progress, on_card
+from ..memory_limits import HELD, LIMIT, OTHERS, SMALL_CARD, Progress, on_card, told_of_card
 from ..request import Request, with_workspaces
 from ..resident_patcher import bytes_beside, hold_alone
 from .passage import Passage
@@ -48,6 +49,14 @@ class Plans:
     def __init__(self, limit: int, foreseen: Foreseen | None = None) -> None:
         self.limit, self.foreseen = limit, foreseen
         self._found: dict[Any, Found] = {}
+
+    def at_once(self, call: Call, job: Job, room: int) -> Found:
+        """The plan for a call without bands. One that would take more than the room has as few frames
+        at a time as ComfyUI's code chooses on the smallest card, because that repeats no work."""
+        found = self.find(call, job, ENDLESS)
+        if isinstance(found, Plan) and found.asked and found.peak > room:
+            return self.find(call, replace(job, card=SMALL_CARD), ENDLESS)
+        return found
 
     def find(self, call: Call, job: Job, room: int) -> Found:
         """The plan for a call within so many bytes, or why there is none."""
@@ -101,7 +110,8 @@ class InBands:
             return _stocks(call, z, output_buffer, options)
         self._hold(True, z.device)
         if not found.bands:  # without a limit: what runs out of memory in one is computed twice
-            return _stocks(call, z, output_buffer, options)
+            with told_of_card(found.card):
+                return _stocks(call, z, output_buffer, options)
         if output_buffer is None:
             output_buffer = torch.empty(found.shape, dtype=z.dtype, device=z.device)
         passage = Passage(call, found, z.device, Progress(len(found.bands), shown=room is None))
@@ -130,7 +140,8 @@ class InBands:
             return call(x if call.brings else x.to(device), device)
         self._hold(False, device)
         if not found.bands:
-            return call(x if call.brings else x.to(device), device)
+            with told_of_card(found.card):
+                return call(x if call.brings else x.to(device), device)
         passage = Passage(call, found, device, Progress(len(found.bands), shown=room is None))
         try:
             return self._served(call, found, x, partial(passage.encode, x), device)
@@ -150,7 +161,7 @@ class InBands:
             room = room_for(self, call.decodes)
             if on_card(device):
                 free = _grained(int(comfy.model_management.get_free_memory(device) / HELD))
-                at_once = self.fusestream_plans.find(call, job, ENDLESS)
+                at_once = self.fusestream_plans.at_once(call, job, room)
                 if isinstance(at_once, str) or at_once.worst <= free:
                     return at_once
                 room = min(room, free)
@@ -223,9 +234,10 @@ def memory_used(vae: Any, stocks: Callable[..., int], decodes: bool, shape: torc
     net = vae.first_stage_model
     device = _numbered(torch.device(vae.device))
     job = Job((1, *shape[1:]), dtype, device if decodes else torch.device("cpu"), device)
-    found = net.fusestream_plans.find(net._call(decodes), job, ENDLESS)
+    room = room_for(net, decodes)
+    found = net.fusestream_plans.at_once(net._call(decodes), job, room)
     if isinstance(found, Plan) and found.worst > can_free(net, decodes, device):
-        found = net.fusestream_plans.find(net._call(decodes), job, room_for(net, decodes))
+        found = net.fusestream_plans.find(net._call(decodes), job, room)
     if isinstance(found, str):
         return stocks(shape, dtype)
     return with_workspaces(int(HELD * found.worst), dtype)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..bands import Span
-from ..memory_limits import Progress
+from ..memory_limits import Progress, told_of_card
 from .plan import Band, Plan
 from .rehearsal import Call
 from .seam import Seam
@@ -44,7 +44,7 @@ class Passage:
         begin, end = (_module(call.net, name) for name in (plan.begin, plan.end))
         seam = Seam(begin, end, plan.dim, look=_look)
         drawn = _Drawn(self._device)
-        with torch.inference_mode():
+        with torch.inference_mode(), told_of_card(plan.card):
             absent = skipped(given.shape, given.dtype, given.device)
             if begin is not None:
                 with seam.turn("before"):

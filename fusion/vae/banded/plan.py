@@ -12,10 +12,11 @@ products that fits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..bands import Span, by_count
+from ..memory_limits import SMALL_CARD
 from .rehearsal import Call, Job, Rehearsal, metered, rehearse, shorter
 from .seam import Seam
 from .tensor import Banded, Unreadable
@@ -44,6 +45,8 @@ class Plan:
     peak           most bytes at a time on the device, without weights
     worst          the same with a workspace of every convolution
     products       multiplications, about; least: of all at once
+    asked          whether stock's code asked how large the card is
+    card           bytes of a card in all that it is told of; 0: its own
     """
 
     begin: str
@@ -55,6 +58,8 @@ class Plan:
     worst: int
     products: int
     least: int
+    asked: bool = False
+    card: int = 0
 
     @property
     def repeated(self) -> float:
@@ -70,7 +75,9 @@ def planned(call: Call, job: Job, room: int) -> Plan:
     whole = rehearse(call, job, seam)
     most, worst, least = seam.meter.most, seam.meter.worst, seam.meter.products
     if most <= room:
-        return Plan("", "", dim, (), whole.shape, most, worst, least, least)
+        return Plan("", "", dim, (), whole.shape, most, worst, least, least, whole.asked, job.card)
+    if whole.asked and not job.card:  # as few frames at a time as on the smallest card
+        return planned(call, replace(job, card=SMALL_CARD), room)
     reasons: list[str] = []
     ways = []
     names, short = _candidates(call, shorter(job, SHORT[call.decodes]), dim)
@@ -207,7 +214,8 @@ class _Way:
             meter.begin()
             rehearse(self.call, self.job, seam, "behind")
             peak, worst, products = max(peak, meter.most), max(worst, meter.worst), products + meter.products
-        return Plan(self.begin, self.end, self.dim, bands, self.shape, peak, worst, products, self.least)
+        sizes = self.shape, peak, worst, products, self.least
+        return Plan(self.begin, self.end, self.dim, bands, *sizes, card=self.job.card)
 
     def _begun(self, job: Job) -> Seam:
         net = self.call.net

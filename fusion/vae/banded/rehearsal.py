@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..bands import Span
+from ..memory_limits import told_of_card
 from . import convolving, shaping  # noqa: F401 - they enter their operations into the table
 from .arguments import mapped, on_meta, tensors
 from .meter import Meter
@@ -59,12 +60,14 @@ class Job:
     dtype   in which it is given
     origin  the device that has it
     device  the device that computes
+    card    bytes of a card in all that stock's code is told of; 0: its own
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     origin: torch.device
     device: torch.device
+    card: int = 0
 
 
 @dataclass(frozen=True)
@@ -73,10 +76,12 @@ class Rehearsal:
 
     shape  of the result
     span   the part of it that was made, along the dimension that is cut
+    asked  whether stock's code asked how large the card is
     """
 
     shape: tuple[int, ...]
     span: Span
+    asked: bool
 
 
 class _Plain(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -117,7 +122,7 @@ def rehearsing(device: torch.device) -> Iterator[None]:
 def rehearse(call: Call, job: Job, seam: Seam, turn: Turn | None = None, span: Span = (0, 0)) -> Rehearsal:
     """One call of the network. turn: None: all at once."""
     assert seam.meter is not None
-    with rehearsing(job.device):
+    with rehearsing(job.device), told_of_card(job.card) as asked:
         given = _given(job, seam, turn, span)
         sink = _sink(call, job, seam)
         with contextlib.nullcontext() if turn is None else seam.turn(turn, span):
@@ -126,7 +131,8 @@ def rehearse(call: Call, job: Job, seam: Seam, turn: Turn | None = None, span: S
         if not isinstance(found, Banded):
             raise Unreadable("its result is not made of what it is given")
         pieces = sink.sink if sink is not None and sink.sink else [found.span]
-        return Rehearsal(tuple(found.shape), (max(low for low, _ in pieces), min(high for _, high in pieces)))
+        span = max(low for low, _ in pieces), min(high for _, high in pieces)
+        return Rehearsal(tuple(found.shape), span, bool(asked))
 
 
 def _given(job: Job, seam: Seam, turn: Turn | None, span: Span) -> Banded:

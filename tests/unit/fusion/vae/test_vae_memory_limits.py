@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 
+import comfy.model_management as management
 import pytest
 import torch
 from torch import nn
@@ -172,3 +174,22 @@ def test_a_card_that_is_full_is_said_to_be(memory):
     with pytest.raises(torch.OutOfMemoryError):
         serve(nn.Identity(), memory, run)
     assert memory.fraction == 0.9
+
+
+def test_only_the_thread_that_computes_is_told_of_another_card(monkeypatch):
+    sizes = {"all": lambda dev=None, torch_total_too=False: (9, 9) if torch_total_too else 9}
+    monkeypatch.setattr(management, "get_total_memory", sizes["all"])
+    others = []
+    with memory_limits.told_of_card(5) as asked:
+        assert management.get_total_memory(CARD) == 5 and management.get_total_memory(CARD, torch_total_too=True) == (
+            5,
+            5,
+        )
+        thread = threading.Thread(target=lambda: others.append(management.get_total_memory(CARD)))
+        thread.start()
+        thread.join()
+        with contextlib.suppress(ValueError), memory_limits.told_of_card(0) as inner:
+            assert management.get_total_memory(CARD) == 5, "what was told before goes on"
+            raise ValueError
+    assert others == [9] and len(asked) == 3 and len(inner) == 1
+    assert management.get_total_memory is sizes["all"]
