@@ -21,6 +21,7 @@ import comfy.ops
 import comfy.utils
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend
 from torch.utils._pytree import tree_leaves
 
 from ...kernels_cuda import KernelPolicy, KernelRefused, obstacle
@@ -136,6 +137,7 @@ def _computed(specimen: Specimen, device: torch.device, dtype: torch.dtype) -> s
         # for constructors that draw
         torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
         _switched_off(torch.backends.cuda.matmul, SUMS),
+        _without_cudnn_attention(),
         _in_silence(),
     ):
         draw = Draw(device, dtype, comfy.ops.manual_cast, torch.Generator().manual_seed(SEED))
@@ -180,6 +182,22 @@ def _switched_off(owner: Any, name: str) -> Iterator[None]:
     finally:
         if before is not None:
             setattr(owner, name, before)
+
+
+@contextlib.contextmanager
+def _without_cudnn_attention() -> Iterator[None]:
+    """Let torch's other kernels attend, as on Turing: cuDNN builds a program for each new shape,
+    which takes one to two seconds, and a trial's shapes are no model's."""
+    listed: list[Any] = getattr(comfy.ops, "SDPA_BACKEND_PRIORITY", None) or []
+    cuda: Any = torch.backends.cuda
+    before, enabled = list(listed), cuda.cudnn_sdp_enabled()
+    listed[:] = [backend for backend in before if backend is not SDPBackend.CUDNN_ATTENTION] or before
+    cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        listed[:] = before
+        cuda.enable_cudnn_sdp(enabled)
 
 
 @contextlib.contextmanager

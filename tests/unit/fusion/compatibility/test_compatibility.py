@@ -25,6 +25,7 @@ from comfy.ldm.modules import attention
 from comfy.ldm.modules.diffusionmodules import openaimodel
 from scenes import sample
 from stock_mutations import mutated
+from torch.nn.attention import SDPBackend
 
 from fusestream import checkpoints
 from fusestream.fusion import KernelPolicy, doctor
@@ -217,6 +218,23 @@ def test_trials_in_two_threads_leave_everything_as_it_was() -> None:
         thread.join()
     assert told == ["None"] * 4 and comfy.utils.PROGRESS_BAR_HOOK is hook
     assert [list(handler.filters) for handler in logging.root.handlers] == before
+
+
+def test_no_program_is_built_for_a_trials_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As cuDNN builds one for each new shape, for seconds."""
+    every = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH]
+    monkeypatch.setattr(comfy.ops, "SDPA_BACKEND_PRIORITY", listed := list(every), raising=False)
+    seen: list[tuple[bool, list[SDPBackend]]] = []
+    known = attention.attention_pytorch
+
+    def noted(*args: Any, **named: Any) -> torch.Tensor:
+        seen.append((torch.backends.cuda.cudnn_sdp_enabled(), list(listed)))
+        return known(*args, **named)
+
+    monkeypatch.setattr(attention, "attention_pytorch", noted)
+    assert judged("Wan block") is None
+    assert seen and set(map(str, seen)) == {str((False, [every[0], every[2]]))}
+    assert torch.backends.cuda.cudnn_sdp_enabled() and listed == every
 
 
 def test_who_insists_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
