@@ -24,6 +24,7 @@ from ...base.subclassing import mix
 from ..memory_limits import HELD, LIMIT, OTHERS, SMALL_CARD, Progress, on_card, told_of_card
 from ..request import Request, with_workspaces
 from ..resident_patcher import bytes_beside, hold_alone
+from .meter import TURNED
 from .passage import Passage
 from .plan import Plan, planned
 from .rehearsal import Call, Job
@@ -50,11 +51,11 @@ class Plans:
         self.limit, self.foreseen = limit, foreseen
         self._found: dict[Any, Found] = {}
 
-    def at_once(self, call: Call, job: Job, room: int) -> Found:
-        """The plan for a call without bands. One that would take more than the room has as few frames
-        at a time as ComfyUI's code chooses on the smallest card, because that repeats no work."""
+    def at_once(self, call: Call, job: Job, free: int) -> Found:
+        """The plan for a call without bands. Where it would not fit into so many free bytes, it has as
+        few frames at a time as ComfyUI's code chooses on the smallest card: no work is repeated."""
         found = self.find(call, job, ENDLESS)
-        if isinstance(found, Plan) and found.asked and found.peak > room:
+        if isinstance(found, Plan) and found.asked and found.worst > free:
             return self.find(call, replace(job, card=SMALL_CARD), ENDLESS)
         return found
 
@@ -161,7 +162,7 @@ class InBands:
             room = room_for(self, call.decodes)
             if on_card(device):
                 free = _grained(int(comfy.model_management.get_free_memory(device) / HELD))
-                at_once = self.fusestream_plans.at_once(call, job, room)
+                at_once = self.fusestream_plans.at_once(call, job, free)
                 if isinstance(at_once, str) or at_once.worst <= free:
                     return at_once
                 room = min(room, free)
@@ -234,13 +235,14 @@ def memory_used(vae: Any, stocks: Callable[..., int], decodes: bool, shape: torc
     net = vae.first_stage_model
     device = _numbered(torch.device(vae.device))
     job = Job((1, *shape[1:]), dtype, device if decodes else torch.device("cpu"), device)
-    room = room_for(net, decodes)
-    found = net.fusestream_plans.at_once(net._call(decodes), job, room)
-    if isinstance(found, Plan) and found.worst > can_free(net, decodes, device):
-        found = net.fusestream_plans.find(net._call(decodes), job, room)
+    most = can_free(net, decodes, device)
+    found = net.fusestream_plans.at_once(net._call(decodes), job, most)
+    if isinstance(found, Plan) and found.worst > most:
+        found = net.fusestream_plans.find(net._call(decodes), job, room_for(net, decodes))
     if isinstance(found, str):
         return stocks(shape, dtype)
-    return with_workspaces(int(HELD * found.worst), dtype)
+    needed = int(HELD * found.worst)
+    return needed if dtype in TURNED else with_workspaces(needed, dtype)  # of halves they are in the plan
 
 
 def _numbered(device: torch.device) -> torch.device:
