@@ -14,7 +14,8 @@ others are brought for each use.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -72,15 +73,48 @@ def patcher_of(model: nn.Module, load_device: torch.device, offload_device: torc
     return HeldPatcher(model, load_device=load_device, offload_device=offload_device, size=nbytes)
 
 
-def hold(model: nn.Module, device: torch.device, parts: tuple[str, ...] = ("",)) -> None:
-    """Put all tensors of the model on the device, in the types in which it computes. If the kernels
-    are ours, convolution weights are laid out for them. parts: prefixes of the names."""
-    held: dict[str, Held] = model.__dict__.setdefault(HELD, {})
+class Missing(NamedTuple):
+    """A tensor that a device lacks, and in which type and layout the model computes with it there."""
+
+    module: nn.Module
+    name: str
+    tensor: Tensor
+    dtype: torch.dtype
+    form: torch.memory_format
+
+    def on(self, device: torch.device) -> Tensor:
+        return self.tensor.to(device, self.dtype, memory_format=self.form)
+
+
+def missing(model: nn.Module, device: torch.device, parts: tuple[str, ...] = ("",)) -> list[Missing]:
+    """The tensors of these parts of the model that are not on the device as it computes with them.
+    If the kernels are ours, convolution weights are laid out for them. parts: prefixes of the names."""
     is_ours = network_policy(model) is not None and device.type == "cuda"
-    for module, name, tensor, kind in list(_tensors(model)):
-        if name.startswith(parts) and (tensor.device != device or tensor.dtype is not kind):
-            form = last_format(tensor) if is_ours and tensor.ndim in (4, 5) else torch.preserve_format
-            held[name] = Held(tensor, _put(module, name, tensor.to(device, kind, memory_format=form)))
+    return [
+        Missing(
+            module,
+            name,
+            tensor,
+            kind,
+            last_format(tensor) if is_ours and tensor.ndim in (4, 5) else torch.preserve_format,
+        )
+        for module, name, tensor, kind in _tensors(model)
+        if name.startswith(parts) and (tensor.device != device or tensor.dtype is not kind)
+    ]
+
+
+def hold(
+    model: nn.Module,
+    device: torch.device,
+    parts: tuple[str, ...] = ("",),
+    brought: Mapping[str, Tensor] = MappingProxyType({}),
+) -> None:
+    """Put all tensors of these parts of the model on the device. brought: those that are there
+    already, by name."""
+    held: dict[str, Held] = model.__dict__.setdefault(HELD, {})
+    for one in missing(model, device, parts):
+        there = brought.get(one.name)
+        held[one.name] = Held(one.tensor, _put(one.module, one.name, one.on(device) if there is None else there))
 
 
 def hold_alone(model: nn.Module, device: torch.device, parts: tuple[str, ...], others: tuple[str, ...]) -> None:

@@ -15,6 +15,7 @@ from any_vaes import AnyVae, interrupt_at, minimax_h3
 
 from fusestream.fusion.vae.block_by_block import install
 from fusestream.fusion.vae.block_by_block.blocks import chain_in
+from fusestream.fusion.vae.block_by_block.weights import BlocksAhead
 from fusestream.kernels_cuda import LEDGER
 
 KIND = AnyVae("MiniMax H3", minimax_h3, 24, 16, 4)
@@ -60,15 +61,15 @@ def test_pixels_are_stocks_to_the_bit(net: Any, stock: Any, shape: tuple[int, ..
 def test_a_block_comes_once_for_all_tiles(net: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """And again for each group of tiles that there is room for."""
     z, came = torch.randn(1, 24, 7, 17, 3), list[int]()
-    within = install._on_card
+    within = BlocksAhead.on_card
 
     @contextlib.contextmanager
-    def coming(vae: Any, name: str, device: torch.device, number: int) -> Iterator[None]:
+    def coming(weights: BlocksAhead, number: int) -> Iterator[None]:
         came.append(number)
-        with within(vae, name, device, number):
+        with within(weights, number):
             yield
 
-    monkeypatch.setattr(install, "_on_card", coming)
+    monkeypatch.setattr(BlocksAhead, "on_card", coming)
     net.decode(z, room=ENOUGH)
     assert came == [0, 1, 2, 3]
     came.clear()
@@ -76,8 +77,9 @@ def test_a_block_comes_once_for_all_tiles(net: Any, monkeypatch: pytest.MonkeyPa
     assert len(came) > 4 and came == [0, 1, 2, 3] * (len(came) // 4)
 
 
-def test_a_block_gives_its_place_to_the_next(stock: Any) -> None:
-    """On a card, which here is the CPU with weights of another type: those of one block are there, and none afterwards."""
+def test_a_block_gives_its_place_to_the_next(stock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a card, which here is the CPU with weights of another type: those of one block are there, and none afterwards. The next
+    one's come meanwhile, once."""
     net = copy.deepcopy(stock)
     install.fuse(net)
     name, blocks = install._chain(net)
@@ -87,11 +89,17 @@ def test_a_block_gives_its_place_to_the_next(stock: Any) -> None:
             for own in dict(module.named_parameters(recurse=False)):
                 setattr(module, f"{own}_comfy_model_dtype", torch.float64)
     device = torch.device("meta")  # away, as a card is
-    for number in (0, 1):
-        with install._on_card(net, name, device, number):
-            there = [block.attn.to_out.weight.dtype is torch.float64 for block in blocks]
-            assert there == [each == number for each in range(len(blocks))]
-        assert [block.attn.to_out.weight for block in blocks] == weights
+    brought, within = list[int](), BlocksAhead._bring
+    monkeypatch.setattr(
+        BlocksAhead, "_bring", lambda weights, number: (brought.append(number), within(weights, number))[1]
+    )
+    with contextlib.closing(BlocksAhead(net, name, len(blocks), device)) as ahead:
+        for number in (0, 1, 3, 0):
+            with ahead.on_card(number):
+                there = [block.attn.to_out.weight.dtype is torch.float64 for block in blocks]
+                assert there == [each == number for each in range(len(blocks))]
+            assert [block.attn.to_out.weight for block in blocks] == weights
+    assert (brought.count(0), brought.count(3)) == (2, 1) and 1 in brought, "what came ahead comes no second time"
 
 
 def test_an_interrupt_on_the_way_leaves_nothing(net: Any, stock: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -18,9 +17,10 @@ from ...base.subclassing import mix
 from ..banded.tensor import Unreadable
 from ..memory_limits import HELD, LIMIT, OTHERS, Progress, on_card, weight_bytes
 from ..request import Request, with_workspaces
-from ..resident_patcher import HeldPatcher, hold, hold_alone, let_go
+from ..resident_patcher import HeldPatcher, hold, hold_alone
 from .blocks import BlockByBlock, answer_of, chain_in
 from .calls import joined, joining, noted
+from .weights import BlocksAhead
 
 ENCODER = ("encoder.", "quant_conv.")
 
@@ -74,11 +74,12 @@ class ByBlocks:
             comfy.model_management.throw_exception_if_processing_interrupted()
             progress.add(1)
 
-        run = BlockByBlock(forward, blocks, partial(_on_card, net, name, z.device), look)
-        made = [out.to("cpu") for out in run.run(calls, max(0, room - taken))]
+        with contextlib.closing(BlocksAhead(net, name, len(blocks), z.device)) as weights:
+            run = BlockByBlock(forward, blocks, weights.on_card, look)
+            made = [out.to("cpu") for out in run.run(calls, max(0, room - taken))]
         del calls
         # No block is there any more. Where tiles cannot be joined on the card, they are on the host.
-        room += int(max(map(weight_bytes, blocks)) / HELD)
+        room += int(moving(blocks) / HELD)
         there = z if joining(stocks, net.decoder, z, shape) <= room else z.to("cpu")
         return joined(stocks, net.decoder, there, made)  # type: ignore[no-any-return]
 
@@ -96,26 +97,16 @@ def others_of(net: Any) -> tuple[str, ...]:
     return tuple(each for each, _ in tensors if not each.startswith((f"{name}.", *ENCODER)))
 
 
-@contextlib.contextmanager
-def _on_card(net: Any, name: str, device: torch.device, number: int) -> Iterator[None]:
-    """While open, the weights of a block are on the device."""
-    part = f"{name}.{number}."
-    if all(parameter.device == device for parameter in net.get_submodule(part[:-1]).parameters()):
-        yield  # where all are, patched perhaps
-        return
-    hold(net, device, (part,))
-    try:
-        yield
-    finally:
-        let_go(net, (part,))
+def moving(blocks: list[nn.Module]) -> int:
+    """Bytes of a block that computes and of one that comes."""
+    return 2 * max(map(weight_bytes, blocks))
 
 
 def weights_there(net: Any) -> int:
-    """Bytes of the weights on a card during a decoding: one block's, and what is no block's."""
+    """Bytes of the weights on a card during a decoding: two blocks', and what is no block's."""
     _, blocks = _chain(net)
     encoder = sum(p.nbytes for n, p in net.named_parameters() if n.startswith(ENCODER))
-    inside = [weight_bytes(block) for block in blocks]
-    return int(weight_bytes(net) - encoder - sum(inside) + max(inside))
+    return int(weight_bytes(net) - encoder - sum(map(weight_bytes, blocks)) + moving(blocks))
 
 
 def room_for(net: Any) -> int:
@@ -127,7 +118,7 @@ def memory_used(net: Any, _shape: torch.Size, dtype: torch.dtype) -> int:
     """Bytes that a decoding of any size takes beside the weights that the patcher loads. ComfyUI
     frees so many."""
     _, blocks = _chain(net)
-    return with_workspaces(max(map(weight_bytes, blocks)) + int(HELD * room_for(net)), dtype)
+    return with_workspaces(moving(blocks) + int(HELD * room_for(net)), dtype)
 
 
 class BlocksPatcher(HeldPatcher):
