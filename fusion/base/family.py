@@ -2,8 +2,8 @@
 
 A model without a family loads and streams, too, and stock computes it. A family adds kernels and
 knowledge of its files; no other code asks for a model by name. Everything here is cheap to import,
-because it is read when nodes are listed. So functions import what needs torch's kernels or
-ComfyUI's classes.
+because it is read when nodes are listed. What needs torch's kernels or ComfyUI's classes is in
+other modules of the family, and `Late` names its functions.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -43,6 +44,30 @@ class Role(Enum):
     def told_by(self) -> Role:
         """The role that identifies a file: a checkpoint is identified by its diffusion model."""
         return Role.DIFFUSION if self is Role.CHECKPOINT else self
+
+
+@dataclass(frozen=True)
+class Late:
+    """A function of one of a package's modules, which is imported when the function is called.
+
+    A type checker does not see which function it is:
+    tests/unit/fusion/families/test_late_functions.py holds it against the type of the field.
+
+    package  `__package__` of who names it
+    name     module and function: "block:fuse" is `fuse` of the package's `block`
+    """
+
+    package: str
+    name: str
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        module, _, name = self.name.partition(":")
+        found: Callable[..., Any] = getattr(import_module(f".{module}", self.package), name)
+        return found
+
+    def __call__(self, *args: Any) -> Any:
+        return self.function(*args)
 
 
 Rename = Callable[[str], str]

@@ -6,11 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..base.family import Expected, Family, Role
+from ..base.family import Expected, Family, Late, Role
 
 if TYPE_CHECKING:
-    import torch
-
     from ...kernels_cuda import KernelPolicy
     from ...memory import WeightFile
     from ..base.specimen import Specimen
@@ -60,7 +58,7 @@ def language_model(
         options=options,
         kind=kind,
         expects=_expected if expects is None else expects,
-        idle=_idle,
+        idle=Late(__package__, "stack:idle"),
         specimens=specimens,
     )
 
@@ -77,9 +75,3 @@ def _expected(header: WeightFile) -> Expected:
     from .layout import ROOT, expected_layers  # noqa: PLC0415
 
     return Expected(expected_layers(header, ROOT))
-
-
-def _idle(model: Any, device: torch.device) -> int:
-    from .stack import idle  # noqa: PLC0415
-
-    return idle(model, device)

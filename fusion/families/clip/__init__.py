@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ...base.family import Family, Role
+from ...base.family import Family, Late, Role
 
 if TYPE_CHECKING:
-    from ....kernels_cuda import KernelPolicy
     from ....memory import WeightFile
-    from ...base.specimen import Specimen
 
 TABLES = "text_model.embeddings.token_embedding.weight", "text_model.embeddings.position_embedding.weight"
 LAYER = ".self_attn.q_proj.weight"
@@ -25,24 +22,12 @@ def _is_clip(header: WeightFile) -> bool:
     return any(name.startswith(LAYERS) and name.endswith(LAYER) for name in names)
 
 
-def _fuse(model: Any, policy: KernelPolicy) -> int:
-    from .encoder import fuse  # noqa: PLC0415
-
-    return fuse(model, policy)
-
-
-def _specimens() -> Iterable[Specimen]:
-    from .specimens import specimens  # noqa: PLC0415
-
-    return specimens()
-
-
 CLIP = Family(
     name="CLIP",
     role=Role.TEXT,
     covers="CLIP-L, CLIP-G and OpenCLIP H (Stable Diffusion, SDXL): FP16 products around an FP32 stream",
     recognises=_is_clip,
-    fuse=_fuse,
+    fuse=Late(__package__, "encoder:fuse"),
     ops=(
         "attention",
         "codes_to_half",
@@ -55,5 +40,5 @@ CLIP = Family(
         "norm_modulate",
         "to_half",
     ),
-    specimens=_specimens,
+    specimens=Late(__package__, "specimens:specimens"),
 )

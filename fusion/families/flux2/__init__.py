@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...base.family import Expected, Family, Role
+from ...base.family import Expected, Family, Late, Role
 from ...files.repeated_blocks import expected, prefix_of, published_counts
 
 if TYPE_CHECKING:
-    import torch
-
-    from ....kernels_cuda import KernelPolicy
     from ....memory import WeightFile
-    from ...base.cost import Cost
-    from ...base.specimen import Specimen
 
 NORM = re.compile(r"(model\.diffusion_model\.|)double_blocks\.\d+\.img_attn\.norm\.(key|query)_norm\.(scale|weight)")
 # Names that relatives with such blocks lack: HunyuanVideo refines its text, ControlNets have no
@@ -59,33 +53,9 @@ def _expects(header: WeightFile) -> Expected:
     return expected(header, prefix, LISTS, (END,), published_counts(header, prefix + END, LISTS, known))
 
 
-def _fuse(net: Any, _policy: KernelPolicy) -> int:
-    from .fused import fuse  # noqa: PLC0415
-
-    return fuse(net)
-
-
-def _need(net: Any, shape: Sequence[int], dtype: torch.dtype) -> float | None:
-    from .need import need  # noqa: PLC0415
-
-    return need(net, shape, dtype)
-
-
-def _cost(net: Any, shape: Sequence[int]) -> Cost | None:
-    from .cost import cost  # noqa: PLC0415
-
-    return cost(net, shape)
-
-
 def _reads(net: Any) -> tuple[int, str | None] | None:
     width = getattr(net.txt_in, "in_features", None)
     return None if width is None else (width, ENCODERS.get(width))
-
-
-def _specimens() -> Iterable[Specimen]:
-    from .specimens import specimens  # noqa: PLC0415
-
-    return specimens()
 
 
 FLUX = Family(
@@ -94,7 +64,7 @@ FLUX = Family(
     covers="Flux.2 (klein 4B and 9B, dev), Flux.1 (dev, schnell, Kontext, Fill and their like), LongCat-Image and Chroma "
     "(Ovis-Image and Chroma Radiance stream as all others do)",
     recognises=_is_flux,
-    fuse=_fuse,
+    fuse=Late(__package__, "fused:fuse"),
     ops=(
         "attention",
         "codes_to_half",
@@ -120,10 +90,10 @@ FLUX = Family(
         "rows_to_int8",
         "to_half",
     ),
-    need=_need,
-    cost=_cost,
+    need=Late(__package__, "need:need"),
+    cost=Late(__package__, "cost:cost"),
     expects=_expects,
     vaes=VAES,
     reads=_reads,
-    specimens=_specimens,
+    specimens=Late(__package__, "specimens:specimens"),
 )

@@ -17,6 +17,7 @@ from typing import Any
 import comfy.ldm.flux.layers as stock
 from torch import Tensor, nn
 
+from ....kernels_cuda import STANDARD, KernelPolicy
 from ...fused.block import FusedBlock, HandBack, fuse_block
 from ...weights import saturation
 from . import double, single
@@ -26,7 +27,7 @@ HAND_BACK = HandBack("flux block")
 Options = dict[str, Any]
 
 
-def fuse(net: nn.Module) -> int:
+def fuse(net: nn.Module, _policy: KernelPolicy = STANDARD) -> int:
     """Let the blocks of stock's Flux and Chroma compute through our ops, under the policy that
     comes with each call. In place, and before they are streamed. Returns the number of blocks."""
     fused: list[nn.Module] = []

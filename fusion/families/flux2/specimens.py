@@ -15,7 +15,6 @@ import comfy.ldm.flux.math
 import torch
 from torch import Tensor
 
-from ....kernels_cuda import KernelPolicy
 from ...base.specimen import Draw, Options, Specimen
 from .fused import _FusedDouble, _FusedSingle, fuse
 
@@ -39,7 +38,7 @@ def specimens() -> Sequence[Specimen]:
 
 def _specimen(name: str, build: Any, call: Any, replaces: dict[type, type]) -> Specimen:
     patches: dict[str, Any] = {"attn1_patch": _patched, "attn1_output_patch": _patched_behind}
-    return Specimen(name, build, call, _fused, replaces, SOURCE, patches=patches)
+    return Specimen(name, build, call, fuse, replaces, SOURCE, patches=patches)
 
 
 def _patched(
@@ -54,10 +53,6 @@ def _patched(
 def _patched_behind(seen: Tensor, extra_options: dict[str, Any]) -> Tensor:
     first: int = extra_options.get("img_slice", (0, 0))[0]
     return seen * (1.1 + 0.01 * first)
-
-
-def _fused(block: Any, _policy: KernelPolicy) -> int:
-    return fuse(block)
 
 
 def _double(draw: Draw, *, of_flux2: bool) -> Any:

@@ -3,15 +3,13 @@ previews of the same latents."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection
+from typing import TYPE_CHECKING
 
-from ...base.family import Family, Role
+from ...base.family import Family, Late, Role
 
 if TYPE_CHECKING:
-    from ....kernels_cuda import KernelPolicy
     from ....memory import WeightFile
-    from ...base.specimen import Specimen
 
 FIRST = "decoder.conv_in.weight"
 # A block of the decoder's middle, in the original spelling and in diffusers'.
@@ -34,34 +32,16 @@ def _is_image_vae(header: WeightFile) -> bool:
     )
 
 
-def _spelling(names: Collection[str]) -> Collection[str]:
-    from .names import stocks  # noqa: PLC0415
-
-    return stocks(names)
-
-
-def _fuse(vae: Any, policy: KernelPolicy) -> int:
-    from .fused import install  # noqa: PLC0415
-
-    return install(vae, policy)
-
-
-def _specimens() -> Iterable[Specimen]:
-    from .specimens import specimens  # noqa: PLC0415
-
-    return specimens()
-
-
 IMAGE_VAE = Family(
     name="Stable Diffusion or Flux",
     role=Role.VAE,
     covers="Stable Diffusion's, SDXL's, Flux' and Flux.2's: encoding and decoding within 3 GiB up to 4096x4096, in bands without "
     "seams, in fp16",
     recognises=_is_image_vae,
-    fuse=_fuse,
+    fuse=Late(__package__, "fused:install"),
     ops=("attention", "conv", "group_moments", "group_norm_silu", "linear", "upsample_conv2d"),
-    spelling=_spelling,
-    specimens=_specimens,
+    spelling=Late(__package__, "names:stocks"),
+    specimens=Late(__package__, "specimens:specimens"),
 )
 
 
@@ -79,26 +59,14 @@ def _with_unsaid(names: Collection[str]) -> Collection[str]:
     return UNSAID.union(names)
 
 
-def _fuse_tiny(vae: Any, policy: KernelPolicy) -> int:
-    from .tiny import install  # noqa: PLC0415
-
-    return install(vae, policy)
-
-
-def _tiny_specimens() -> Iterable[Specimen]:
-    from .specimens import tiny_specimens  # noqa: PLC0415
-
-    return tiny_specimens()
-
-
 TINY_VAE = Family(
     name="TAESD",
     role=Role.VAE,
     covers="TAESD's for Stable Diffusion, SDXL, SD 3, Flux and Flux.2: encoding and decoding within 3 GiB up to 4096x4096, in "
     "bands without seams, in fp16",
     recognises=_is_tiny,
-    fuse=_fuse_tiny,
+    fuse=Late(__package__, "tiny:install"),
     ops=("conv", "group_norm_silu", "upsample_conv2d"),
     spelling=_with_unsaid,
-    specimens=_tiny_specimens,
+    specimens=Late(__package__, "specimens:tiny_specimens"),
 )

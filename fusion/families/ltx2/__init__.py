@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ...base.family import Expected, Family, Role
+from ...base.family import Expected, Family, Late, Role
 from ...files.repeated_blocks import expected, prefix_of, published_counts
 
 if TYPE_CHECKING:
-    import torch
-
-    from ....kernels_cuda import KernelPolicy
     from ....memory import WeightFile
-    from ...base.cost import Cost
-    from ...base.specimen import Specimen
 
 QUERY = re.compile(r"(model\.diffusion_model\.|)transformer_blocks\.\d+\.audio_to_video_attn\.to_q\.weight")
 BESIDE = ("audio_patchify_proj.weight", "audio_proj_out.weight")
@@ -38,37 +32,13 @@ def _expects(header: WeightFile) -> Expected:
     return expected(header, prefix, LISTS, ENDS, published_counts(header, prefix + ENDS[0], LISTS, PUBLISHED))
 
 
-def _fuse(net: Any, _policy: KernelPolicy) -> int:
-    from .block import fuse  # noqa: PLC0415
-
-    return fuse(net)
-
-
-def _need(net: Any, shape: Sequence[int], dtype: torch.dtype) -> float | None:
-    from .need import need  # noqa: PLC0415
-
-    return need(net, shape, dtype)
-
-
-def _cost(net: Any, shape: Sequence[int]) -> Cost | None:
-    from .cost import cost  # noqa: PLC0415
-
-    return cost(net, shape)
-
-
-def _specimens() -> Iterable[Specimen]:
-    from .specimens import specimens  # noqa: PLC0415
-
-    return specimens()
-
-
 LTX_2 = Family(
     name="LTX-2",
     role=Role.DIFFUSION,
     covers="LTX-2 and LTX-2.3 where a card has no BF16, around an FP32 stream (with BF16, and LTX-Video 0.9, they stream as all "
     "others do)",
     recognises=_is_ltx2,
-    fuse=_fuse,
+    fuse=Late(__package__, "block:fuse"),
     ops=(
         "attention",
         "codes_to_half",
@@ -90,9 +60,9 @@ LTX_2 = Family(
     ),
     types=("float16", "float32"),
     as_stock_chooses=True,
-    need=_need,
+    need=Late(__package__, "need:need"),
     in_pieces=True,
-    cost=_cost,
+    cost=Late(__package__, "cost:cost"),
     expects=_expects,
-    specimens=_specimens,
+    specimens=Late(__package__, "specimens:specimens"),
 )

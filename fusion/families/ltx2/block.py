@@ -35,7 +35,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ....kernels_cuda import KernelPolicy, rms_rope_
+from ....kernels_cuda import STANDARD, KernelPolicy, rms_rope_
 from ....kernels_cuda.ops.matmul.mlp import CHUNK_BYTES
 from ....kernels_cuda.ops.views.half_range import saturated
 from ...base.hooks import PIECES
@@ -55,7 +55,7 @@ Options = dict[str, Any]
 Turns = tuple[Tensor, bool]  # stock's rotations, and whether a head's halves turn together
 
 
-def fuse(net: nn.Module) -> int:
+def fuse(net: nn.Module, _policy: KernelPolicy = STANDARD) -> int:
     """Let the blocks of stock's LTXAVModel compute through our ops, under the policy that comes with
     each call. In place, and before they are streamed. Returns the number of blocks."""
     return fuse_blocks(net, stock.BasicAVTransformerBlock, _Fused, obstacle)

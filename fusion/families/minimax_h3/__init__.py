@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...base.family import Expected, Family, Role
+from ...base.family import Expected, Family, Late, Role
 from ...files.repeated_blocks import expected, prefix_of, published_counts
 
 if TYPE_CHECKING:
-    import torch
-
-    from ....kernels_cuda import KernelPolicy
     from ....memory import WeightFile
-    from ...base.cost import Cost
-    from ...base.specimen import Specimen
 
 QKV = re.compile(r"(model\.diffusion_model\.|)blocks\.\d+\.attn\.qkv_proj\.weight")
 BESIDE = ("audio_patch_proj.weight",)
@@ -40,33 +34,9 @@ def _expects(header: WeightFile) -> Expected:
     return expected(header, prefix, LISTS, ENDS, published_counts(header, prefix + ENDS[0], LISTS, PUBLISHED))
 
 
-def _fuse(net: Any, _policy: KernelPolicy) -> int:
-    from .block import fuse  # noqa: PLC0415
-
-    return fuse(net)
-
-
-def _need(net: Any, shape: Sequence[int], dtype: torch.dtype) -> float | None:
-    from .need import need  # noqa: PLC0415
-
-    return need(net, shape, dtype)
-
-
-def _cost(net: Any, shape: Sequence[int]) -> Cost | None:
-    from .cost import cost  # noqa: PLC0415
-
-    return cost(net, shape)
-
-
 def _reads(net: Any) -> tuple[int, str | None] | None:
     width = getattr(net.condition_proj, "in_features", None)
     return None if width is None else (width, ENCODERS.get(width))
-
-
-def _specimens() -> Iterable[Specimen]:
-    from .specimens import specimens  # noqa: PLC0415
-
-    return specimens()
 
 
 MINIMAX_H3 = Family(
@@ -74,7 +44,7 @@ MINIMAX_H3 = Family(
     role=Role.DIFFUSION,
     covers="MiniMax H3, pruned too, where a card has no BF16, around an FP32 stream (with BF16 it streams as all others do)",
     recognises=_is_minimax_h3,
-    fuse=_fuse,
+    fuse=Late(__package__, "block:fuse"),
     ops=(
         "attention",
         "codes_to_half",
@@ -100,9 +70,9 @@ MINIMAX_H3 = Family(
     ),
     types=("float16", "float32"),
     as_stock_chooses=True,
-    need=_need,
-    cost=_cost,
+    need=Late(__package__, "need:need"),
+    cost=Late(__package__, "cost:cost"),
     expects=_expects,
     reads=_reads,
-    specimens=_specimens,
+    specimens=Late(__package__, "specimens:specimens"),
 )

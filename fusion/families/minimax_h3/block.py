@@ -29,7 +29,7 @@ from comfy.ldm.modules.attention import optimized_attention
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ....kernels_cuda import KernelPolicy, rms_rope_
+from ....kernels_cuda import STANDARD, KernelPolicy, rms_rope_
 from ....kernels_cuda.ops.views.half_range import saturated
 from ...fused.block import AROUND_FP32, FusedBlock, HandBack, fuse_blocks
 from ...stream.block_hooks import within
@@ -44,7 +44,7 @@ Segments = Sequence[Sequence[int]]
 Options = dict[str, Any]
 
 
-def fuse(net: nn.Module) -> int:
+def fuse(net: nn.Module, _policy: KernelPolicy = STANDARD) -> int:
     """Let the blocks of stock's MiniMax H3 compute through our ops, under the policy that comes
     with each call. In place, and before they are streamed. Returns the number of blocks."""
     return fuse_blocks(net, stock.DiTBlock, _Fused, obstacle)

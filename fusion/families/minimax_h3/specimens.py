@@ -11,7 +11,6 @@ import comfy.ldm.minimax.model as stock
 import torch
 from torch import Tensor
 
-from ....kernels_cuda import KernelPolicy
 from ....kernels_cuda.ops.views.checks import word
 from ...base.specimen import Draw, Options, Specimen
 from ...fused.block import AROUND_FP32
@@ -36,11 +35,7 @@ def specimens() -> Sequence[Specimen]:
 def _specimen(name: str, call: Any, **kind: Any) -> Specimen:
     types = tuple(map(word, AROUND_FP32))
     replaces: dict[type, type] = {_Fused: stock.DiTBlock}
-    return Specimen(name, partial(_built, **kind), call, _fused, replaces, SOURCE, types)
-
-
-def _fused(block: Any, _policy: KernelPolicy) -> int:
-    return fuse(block)
+    return Specimen(name, partial(_built, **kind), call, fuse, replaces, SOURCE, types)
 
 
 def _built(draw: Draw, **kind: Any) -> Any:

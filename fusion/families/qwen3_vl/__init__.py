@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ...base.family import Expected
+from ...base.family import Late
 from ...text.family import language_model
-from .layout import is_qwen3_vl
+from .layout import expected, is_qwen3_vl
 
 if TYPE_CHECKING:
     from ....memory import WeightFile
-    from ...base.specimen import Specimen
-
-
-def _expects(header: WeightFile) -> Expected:
-    from .layout import expected  # noqa: PLC0415
-
-    return expected(header)
-
-
-def _options(header: WeightFile) -> Mapping[str, Any]:
-    from .sizes import options  # noqa: PLC0415
-
-    return options(header)
 
 
 def _kind(header: WeightFile) -> str | None:
@@ -34,18 +20,12 @@ def _kind(header: WeightFile) -> str | None:
     return "QWEN_IMAGE" if options(header) else None
 
 
-def _specimens() -> Iterable[Specimen]:
-    from .specimens import specimens  # noqa: PLC0415
-
-    return specimens()
-
-
 QWEN3_VL = language_model(
     "Qwen3-VL",
     "Qwen3-VL 2B to 32B (Krea 2, MiniMax H3): its vision tower and its language model, FP16 products around FP32 streams; writes",
     is_qwen3_vl,
-    expects=_expects,
-    options=_options,
+    expects=expected,
+    options=Late(__package__, "sizes:options"),
     kind=_kind,
-    specimens=_specimens,
+    specimens=Late(__package__, "specimens:specimens"),
 )

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...base.family import Expected, Family, Role
+from ...base.family import Expected, Family, Late, Role
 from ...files.repeated_blocks import expected, prefix_of, published_counts
 
 if TYPE_CHECKING:
-    import torch
-
-    from ....kernels_cuda import KernelPolicy
     from ....memory import WeightFile
-    from ...base.cost import Cost
-    from ...base.specimen import Specimen
 
 # Lens has such norms and other projections, diffusers' Flux and Stable Diffusion 3 other modulation.
 PROJECTION = re.compile(r"(model\.diffusion_model\.|)transformer_blocks\.\d+\.attn\.add_(q|k|v)_proj\.weight")
@@ -49,33 +43,9 @@ def _expects(header: WeightFile) -> Expected:
     return expected(header, prefix, LISTS, ENDS, published_counts(header, prefix + ENDS[0], LISTS, PUBLISHED))
 
 
-def _fuse(net: Any, _policy: KernelPolicy) -> int:
-    from .block import fuse  # noqa: PLC0415
-
-    return fuse(net)
-
-
-def _need(net: Any, shape: Sequence[int], dtype: torch.dtype) -> float | None:
-    from .need import need  # noqa: PLC0415
-
-    return need(net, shape, dtype)
-
-
-def _cost(net: Any, shape: Sequence[int]) -> Cost | None:
-    from .cost import cost  # noqa: PLC0415
-
-    return cost(net, shape)
-
-
 def _reads(net: Any) -> tuple[int, str | None] | None:
     width = getattr(net.txt_in, "in_features", None)
     return None if width is None else (width, ENCODERS.get(width))
-
-
-def _specimens() -> Iterable[Specimen]:
-    from .specimens import specimens  # noqa: PLC0415
-
-    return specimens()
 
 
 QWEN_IMAGE = Family(
@@ -84,7 +54,7 @@ QWEN_IMAGE = Family(
     covers="Qwen-Image (2512 too), Qwen-Image Edit (2509 and 2511 too) and Qwen-Image Layered: FP16 products around an "
     "FP32 stream",
     recognises=_is_qwen_image,
-    fuse=_fuse,
+    fuse=Late(__package__, "block:fuse"),
     ops=(
         "attention",
         "codes_to_half",
@@ -105,10 +75,10 @@ QWEN_IMAGE = Family(
         "to_half",
     ),
     types=("float16", "float32"),
-    need=_need,
-    cost=_cost,
+    need=Late(__package__, "need:need"),
+    cost=Late(__package__, "cost:cost"),
     expects=_expects,
     vaes={16: "qwen_image_vae.safetensors"},
     reads=_reads,
-    specimens=_specimens,
+    specimens=Late(__package__, "specimens:specimens"),
 )

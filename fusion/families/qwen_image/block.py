@@ -37,7 +37,7 @@ from comfy.ldm.modules.attention import optimized_attention_masked
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ....kernels_cuda import KernelPolicy, rms_rope_
+from ....kernels_cuda import STANDARD, KernelPolicy, rms_rope_
 from ....kernels_cuda.ops.views.half_range import saturated
 from ...fused.block import AROUND_FP32, FusedBlock, HandBack, fuse_blocks
 from ...fused.named_attention import told
@@ -51,7 +51,7 @@ HALF = torch.float16
 Options = dict[str, Any]
 
 
-def fuse(net: nn.Module) -> int:
+def fuse(net: nn.Module, _policy: KernelPolicy = STANDARD) -> int:
     """Let the blocks of stock's Qwen-Image compute through our ops, under the policy that comes
     with each call. In place, and before they are streamed. Returns the number of blocks."""
     return fuse_blocks(net, stock.QwenImageTransformerBlock, _Fused, obstacle)

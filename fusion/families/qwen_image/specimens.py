@@ -12,7 +12,6 @@ import comfy.ldm.qwen_image.model as stock
 import torch
 from torch import Tensor
 
-from ....kernels_cuda import KernelPolicy
 from ....kernels_cuda.ops.views.checks import word
 from ...base.specimen import Draw, Options, Specimen
 from ...fused.block import AROUND_FP32
@@ -37,7 +36,7 @@ def _specimen(name: str, call: Any) -> Specimen:
     types = tuple(map(word, AROUND_FP32))
     replaces: dict[type, type] = {_Fused: stock.QwenImageTransformerBlock}
     patches: dict[str, Any] = {"attn1_patch": _patched}
-    return Specimen(name, _built, call, _fused, replaces, SOURCE, types, patches=patches)
+    return Specimen(name, _built, call, fuse, replaces, SOURCE, types, patches=patches)
 
 
 def _patched(
@@ -47,10 +46,6 @@ def _patched(
     assert pe.shape[-3] == q.shape[-1] // 2
     first, _ = extra_options["img_slice"]
     return {"q": q + 0.1 * first, "k": 1.1 * k, "v": v + 0.1 * q, "attn_mask": attn_mask}
-
-
-def _fused(block: Any, _policy: KernelPolicy) -> int:
-    return fuse(block)
 
 
 def _built(draw: Draw) -> Any:

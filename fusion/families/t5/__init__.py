@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...base.family import (
-    Expected,
-    Family,
-    Rename,
-    Role,
-)
+from ...base.family import Family, Late, Rename, Role
 from ...files.sentencepiece import TENSOR
 from . import llama_cpp, original
+from .layout import expected
 
 if TYPE_CHECKING:
     import torch
 
-    from ....kernels_cuda import KernelPolicy
     from ....memory import WeightFile
-    from ...base.specimen import Specimen
 
 QUERY = re.compile(r"encoder\.block\.\d+\.layer\.0\.SelfAttention\.q\.weight")
 PILE_MARK, PILE_HEIGHT = "encoder.block.23.layer.1.DenseReluDense.wi_1.weight", (5120,)
@@ -47,12 +41,6 @@ def _is_pile_t5(header: WeightFile) -> bool:
     return up is not None and up.shape[:1] == PILE_HEIGHT
 
 
-def _expects(header: WeightFile) -> Expected:
-    from .layout import expected  # noqa: PLC0415
-
-    return expected(header)
-
-
 def _renames(header: WeightFile) -> Rename | None:
     if llama_cpp.is_llama_cpps(header):
         return llama_cpp.renaming(header)
@@ -65,12 +53,6 @@ def _borrows(header: WeightFile, others: Sequence[str]) -> Mapping[str, torch.Te
     return borrowed(header, others) if _is_umt5(header) and TENSOR not in header.extents else {}
 
 
-def _fuse(model: Any, policy: KernelPolicy) -> int:
-    from .encoder import fuse  # noqa: PLC0415
-
-    return fuse(model, policy)
-
-
 def _options(header: WeightFile) -> Mapping[str, Any]:
     from . import umt5  # noqa: PLC0415
 
@@ -81,18 +63,12 @@ def _kind(header: WeightFile) -> str | None:
     return "WAN" if _is_umt5(header) else None
 
 
-def _specimens() -> Iterable[Specimen]:
-    from .specimens import specimens  # noqa: PLC0415
-
-    return specimens()
-
-
 T5 = Family(
     name="T5 or UMT5",
     role=Role.TEXT,
     covers="UMT5-XXL (Wan) and T5-XXL: FP16 products around an FP32 stream, without the padding",
     recognises=_is_t5,
-    fuse=_fuse,
+    fuse=Late(__package__, "encoder:fuse"),
     ops=(
         "attention",
         "codes_to_half",
@@ -108,8 +84,8 @@ T5 = Family(
     ),
     options=_options,
     kind=_kind,
-    expects=_expects,
+    expects=expected,
     renames=_renames,
     borrows=_borrows,
-    specimens=_specimens,
+    specimens=Late(__package__, "specimens:specimens"),
 )

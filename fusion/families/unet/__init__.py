@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from ...base.family import Family, Role
+from ...base.family import Family, Late, Role
 from ...files.repeated_blocks import prefix_of
 
 if TYPE_CHECKING:
-    from ....kernels_cuda import KernelPolicy
     from ....memory import WeightFile
-    from ...base.specimen import Specimen
 
 # A residual block on the way up, which ControlNets lack: in the original spelling, and in
 # diffusers'.
@@ -36,23 +33,11 @@ def _is_unet(header: WeightFile) -> bool:
     return not any(OVER_TIME in name for name in header.extents)
 
 
-def _fuse(net: Any, policy: KernelPolicy) -> int:
-    from .net import fuse  # noqa: PLC0415
-
-    return fuse(net, policy)
-
-
 def _reads(net: Any) -> tuple[int, str | None] | None:
     from .transformer import prompt_width  # noqa: PLC0415
 
     width = prompt_width(net)
     return None if width is None else (width, ENCODERS.get(width))
-
-
-def _specimens() -> Iterable[Specimen]:
-    from .specimens import specimens  # noqa: PLC0415
-
-    return specimens()
 
 
 UNET = Family(
@@ -61,7 +46,7 @@ UNET = Family(
     covers="Stable Diffusion 1.5, 2.1 and SDXL, their inpainting, Turbo, LCM, Lightning and Hyper versions: the whole U-Net, its "
     "pictures channels-last from the first convolution to the last",
     recognises=_is_unet,
-    fuse=_fuse,
+    fuse=Late(__package__, "net:fuse"),
     ops=(
         "attention",
         "codes_to_half",
@@ -84,5 +69,5 @@ UNET = Family(
     ),
     vaes={4: "the VAE of Stable Diffusion (for SDXL sdxl_vae.safetensors)"},
     reads=_reads,
-    specimens=_specimens,
+    specimens=Late(__package__, "specimens:specimens"),
 )

@@ -40,7 +40,7 @@ import torch
 from comfy.ldm.modules.attention import optimized_attention
 from torch import Tensor, nn
 
-from ....kernels_cuda import KernelPolicy, rms_rope_
+from ....kernels_cuda import STANDARD, KernelPolicy, rms_rope_
 from ....kernels_cuda.ops.matmul.mlp import CHUNK_BYTES
 from ...base.hooks import BLOCK_PARTS, PIECES
 from ...fused.attention import HOOK, AttentionOverride
@@ -66,7 +66,7 @@ SWITCHES = ("allow_fp16_accumulation", "allow_fp16_reduced_precision_reduction")
 HAND_BACK = HandBack("wan block", "fused ops", "this model", "compute its blocks", "stock's block")
 
 
-def fuse(net: nn.Module) -> int:
+def fuse(net: nn.Module, _policy: KernelPolicy = STANDARD) -> int:
     """Let the standard blocks of stock's WanModel compute through our ops, under the policy that
     comes with each call (`attention.install`). In place, and before the blocks are streamed.
     Returns the number of blocks."""

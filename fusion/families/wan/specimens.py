@@ -14,7 +14,6 @@ import comfy.ldm.flux.math
 import comfy.ldm.wan.model as stock
 from torch import Tensor
 
-from ....kernels_cuda import KernelPolicy
 from ...base.specimen import Draw, Options, Specimen
 from .block import Block, ImageAttention, TextAttention, VaceBlock, _Fused, _FusedVace, fuse
 
@@ -42,7 +41,7 @@ def specimens() -> Sequence[Specimen]:
             "VACE block",
             _built_vace,
             _called_vace,
-            _fused,
+            fuse,
             {_Fused: Block, _FusedVace: VaceBlock},
             (*SOURCE, VaceBlock),
         ),
@@ -52,7 +51,7 @@ def specimens() -> Sequence[Specimen]:
 def _specimen(name: str, build: Any, call: Any, kinds: tuple[Any, ...]) -> Specimen:
     source = (*SOURCE, stock.WanSelfAttention, *kinds)
     patches = dict.fromkeys(("attn1_patch", "attn2_patch"), _patched)
-    return Specimen(name, build, call, _fused, {_Fused: Block}, source, patches=patches)
+    return Specimen(name, build, call, fuse, {_Fused: Block}, source, patches=patches)
 
 
 def _patched(given: dict[str, Any]) -> Tensor:
@@ -62,10 +61,6 @@ def _patched(given: dict[str, Any]) -> Tensor:
         if name in given:
             x = x + share * given[name].flatten(2)
     return x
-
-
-def _fused(block: Any, _policy: KernelPolicy) -> int:
-    return fuse(block)
 
 
 def _built(attention: str, draw: Draw, *, norms: bool = True) -> Any:

@@ -31,7 +31,7 @@ import torch
 from comfy.ldm.modules.attention import optimized_attention_masked
 from torch import Tensor, nn
 
-from ....kernels_cuda import KernelPolicy, gated_residual, gated_residual_, rms_rope_
+from ....kernels_cuda import STANDARD, KernelPolicy, gated_residual, gated_residual_, rms_rope_
 from ...fused.block import AROUND_FP32, FusedBlock, HandBack, fuse_blocks
 from ...fused.named_attention import told
 from ...stream.block_hooks import within
@@ -47,7 +47,7 @@ Segments = Sequence[Sequence[int]]
 Options = dict[str, Any]
 
 
-def fuse(net: nn.Module) -> int:
+def fuse(net: nn.Module, _policy: KernelPolicy = STANDARD) -> int:
     """Let the blocks of stock's NextDiT compute through our ops, under the policy that comes with
     each call. In place, and before they are streamed. Returns the number of blocks."""
     return fuse_blocks(net, stock.JointTransformerBlock, _Fused, obstacle)

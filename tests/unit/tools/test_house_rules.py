@@ -180,27 +180,29 @@ def test_the_rules_see_a_breach(tmp_path: Path) -> None:
     assert {pack_folder(name) for name in found} == {"fusion", "memory", None}
 
 
-def loaded(path: Path, root: Path = ROOT) -> set[Path]:
-    """The pack's modules that a file imports as soon as it is imported itself: not in functions, nor for types alone."""
+def on_import(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements that run when a module is imported: none in functions, nor for types alone."""
+    for node in body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            yield from on_import(node.orelse)
+            continue
+        yield node
+        handlers = [one for handler in getattr(node, "handlers", []) for one in handler.body]
+        yield from on_import(
+            [one for name in ("body", "orelse", "finalbody") for one in getattr(node, name, [])] + handlers
+        )
 
-    def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-        for node in body:
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                continue
-            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-                yield from statements(node.orelse)
-                continue
-            yield node
-            handlers = [one for handler in getattr(node, "handlers", []) for one in handler.body]
-            yield from statements(
-                [one for name in ("body", "orelse", "finalbody") for one in getattr(node, name, [])] + handlers
-            )
+
+def loaded(path: Path, root: Path = ROOT) -> set[Path]:
+    """The pack's modules that a file imports as soon as it is imported itself."""
 
     def module(at: Path) -> Path | None:
         return next((found for found in (at.with_suffix(".py"), at / "__init__.py") if found.is_file()), None)
 
     found: set[Path | None] = set()
-    for node in statements(ast.parse(path.read_text(encoding="utf-8")).body):
+    for node in on_import(ast.parse(path.read_text(encoding="utf-8")).body):
         if isinstance(node, ast.ImportFrom) and node.level:
             base = root.joinpath(*path.relative_to(root).parent.parts[: len(path.relative_to(root).parts) - node.level])
             base = base.joinpath(*node.module.split(".")) if node.module else base
@@ -239,6 +241,31 @@ def test_a_circle_is_found_out(tmp_path: Path) -> None:
     }
     with pytest.raises(CycleError):
         TopologicalSorter(graph).prepare()
+
+
+def loaded_with(paths: Sequence[Path]) -> set[Path]:
+    """These, and all that is imported with them."""
+    found, left = set(paths), list(paths)
+    while left:
+        new = loaded(left.pop()) - found
+        found |= new
+        left += new
+    return found
+
+
+def test_who_lists_the_families_imports_neither_kernels_nor_comfyui() -> None:
+    found = loaded_with(sorted(FAMILIES.glob("**/__init__.py")))
+    assert ROOT / "kernels_cuda" / "__init__.py" in loaded_with([FAMILIES / "wan" / "block.py"])
+    kernels = [path for path in found if path.is_relative_to(ROOT / "kernels_cuda")]
+    heavy = [
+        path
+        for path in found
+        for node in on_import(ast.parse(path.read_text(encoding="utf-8")).body)
+        if isinstance(node, (ast.Import, ast.ImportFrom)) and not getattr(node, "level", 0)
+        for name in [getattr(node, "module", None), *(alias.name for alias in node.names)]
+        if name and name.split(".")[0] in COMFYUI
+    ]
+    assert not kernels and not heavy, "a family names its functions over them by `Late`"
 
 
 def test_no_empty_placeholder_modules() -> None:

@@ -224,9 +224,12 @@ def fuse(vae: Any, policy: KernelPolicy = STANDARD, limit: int = LIMIT) -> None:
     vae.fusestream_policy, vae.fusestream_limit = policy, limit
 
 
-def install(vae: Any, policy: KernelPolicy) -> None:
+def install(vae: Any, policy: KernelPolicy) -> int:
     """Let a stock VAE object over a WanVAE compute through our ops, and free only as much memory as
-    it takes."""
+    it takes. Returns 0 if it is another VAE, left as it is, else 1."""
+    if not is_wan(vae.first_stage_model):
+        return 0
     fuse(vae.first_stage_model, policy, LIMIT)
     pixel_range.install(vae)
     answer(vae, memory_used)
+    return 1
