@@ -92,8 +92,19 @@ def test_the_switches_are_of_the_families_there_are() -> None:
 # ---------------------------------------------------------------------------------------------------------- the page
 
 
+not_typed = pytest.mark.skipif(not PAGE.exists() or (ROOT / FOLDER).exists(), reason="it has been typed here")
+
+
+@not_typed
+def test_the_pages_changes_fit_the_files_there_are(tmp_path: Path) -> None:
+    """What is quick to tell: the rest is told with `--thorough`."""
+    for name in (LISTED, CASES):
+        copied(name, tmp_path)
+    assert typed(tmp_path, PAGE.read_text(encoding="utf-8")) > {LISTED, CASES}
+
+
 @pytest.mark.deep
-@pytest.mark.skipif(not PAGE.exists() or (ROOT / FOLDER).exists(), reason="it has been typed here")
+@not_typed
 def test_who_types_the_page_has_a_family(tmp_path: Path) -> None:
     tree = tmp_path / "pack"
     for name in (*COPIED, *(page.relative_to(ROOT).as_posix() for page in tables.PAGES)):
