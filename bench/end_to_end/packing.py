@@ -138,12 +138,15 @@ def safetensors(rows: Table, storage: str) -> list[Tensor]:
 
 
 def is_in_bytes(name: str, spec: Spec) -> bool:
-    """Whether INT8 and scaled fp8 files have it in a byte."""
-    if not is_matrix(spec):
-        return False
-    if TEXTS.match(name) or WORDS.fullmatch(name):
-        return spec.fp8
-    return bool(BLOCKS.match(name) or PICTURES.match(name)) and not OF_A_TABLE.search(name)
+    """Whether INT8 and scaled fp8 files have it in a byte: a matrix of a Linear in a block. Rows that a block adds to its
+    modulation have two dimensions too, and stay as they are."""
+    in_a_block = TEXTS.match(name) or BLOCKS.match(name) or PICTURES.match(name)
+    return bool(in_a_block) and is_of_a_linear(spec) and not OF_A_TABLE.search(name)
+
+
+def is_of_a_linear(spec: Spec) -> bool:
+    """Of matrices those that `linear` put into the table: neither words nor a module's own parameters."""
+    return is_matrix(spec) and spec.fp8
 
 
 def note(layer: str, said: Mapping[str, object]) -> Tensor:

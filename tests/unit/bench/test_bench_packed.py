@@ -10,7 +10,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import comfy.model_detection
 import comfy.model_management
+import comfy.sd
 import comfy.utils
 import gguf
 import pytest
@@ -35,6 +37,9 @@ from fusestream.checkpoints.quantise import t5
 from fusestream.memory import CudaError, read_header
 
 MIB = 2**20
+OF_BLOCKS: tuple[row_types.Model, ...] = (
+    "wan14", "klein4", "z_image", "qwen_image", "ltx23", "minimax_h3", "krea2", "anima", "hunyuan_video_15",
+)  # fmt: skip
 
 
 # ----------------------------------------------------------------------------------------------------------------- files
@@ -123,6 +128,24 @@ def test_files_of_pictures_models_have_the_size_of_published_ones(
 ) -> None:
     tensors = packing.safetensors(weights.table(model), storage)
     assert sum(tensor.entry.nbytes for tensor in tensors) / 1e9 == pytest.approx(gb, rel=0.02)
+
+
+@pytest.mark.parametrize("model", OF_BLOCKS)
+def test_only_matrices_of_stocks_linears_are_in_bytes(model: row_types.Model) -> None:
+    """A table's rows tell of what module they are; stock's network has the modules."""
+    kind = checkpoints.KINDS[weights.TINY[model]]
+    halves = {name: torch.empty(spec.shape, dtype=torch.float16, device="meta") for name, spec in kind.table.items()}
+    with checkpoints.narrow.opened(comfy):
+        config = comfy.model_detection.model_config_from_unet(halves, "", metadata=dict(kind.metadata))
+        stocks = config.process_unet_state_dict(dict(halves))  # under the names that stock has for them
+        net = config.get_model(stocks, "", device="meta").diffusion_model
+    modules = [name for name, module in net.named_modules() if isinstance(module, torch.nn.Linear)]
+    linears = {id(stocks[f"{name}.weight"]) for name in modules if f"{name}.weight" in stocks}
+    for storage in ("int8_convrot", "fp8_scaled", "nvfp4"):
+        names = [tensor.entry.name for tensor in packing.safetensors(kind.table, storage)]
+        quantised = [name.removesuffix(".comfy_quant") for name in names if name.endswith(".comfy_quant")]
+        wrong = [name for name in quantised if id(halves.get(f"{name}.weight")) not in linears]
+        assert len(quantised) > 3 and not wrong
 
 
 @pytest.mark.parametrize(
