@@ -31,6 +31,7 @@ BLOCKS = (
     "blocks.", "double_blocks.", "single_blocks.", "layers.", "input_blocks.", "middle_block.", "output_blocks.", "joint_blocks.",
     "transformer_blocks.",
 )  # fmt: skip
+COLUMNS_OF_A_TABLE = 8
 KINDS = {
     "one scale": Kind(False),
     "rows": Kind(True),
@@ -122,19 +123,21 @@ def in_integers(
 
 
 def write(source: Path, folder: Path, kind: str) -> tuple[Path, Path]:
-    """The fp16 file of a Wan, Flux or Z-Image with its blocks' matrices in 8 bits, and the same with what those stand for in fp16.
-    Modulations stay, which stock multiplies."""
+    """An fp16 file with its blocks' matrices in 8 bits, and the same with what those stand for in fp16."""
     of_int8, of_halves = (folder / f"{source.stem} {kind} {form}.safetensors" for form in ("int8", "halves"))
     if not of_int8.exists():
         tensors, metadata = read(source)
-        stored, halves = in_integers(tensors, kind, lambda name, tensor: _is_a_blocks(name, tensor, KINDS[kind]))
+        stored, halves = in_integers(tensors, kind, lambda *one: is_a_blocks(*one, KINDS[kind].multiple))
         save(halves, of_halves, metadata)
         save(stored, of_int8, metadata)
     return of_int8, of_halves
 
 
-def _is_a_blocks(name: str, tensor: Tensor, kind: Kind) -> bool:
-    return name.startswith(BLOCKS) and "mod" not in name.lower() and tensor.shape[1] % kind.multiple == 0
+def is_a_blocks(name: str, tensor: Tensor, multiple: int = 1) -> bool:
+    """Whether it is a matrix that files of 8 bits have in 8 bits: in a block, and no modulation that stock multiplies, as that of
+    a pruned MiniMax H3 with its few columns."""
+    is_stocks = "mod" in name.lower() or tensor.shape[-1] <= COLUMNS_OF_A_TABLE
+    return name.startswith(BLOCKS) and tensor.ndim == 2 and not is_stocks and tensor.shape[1] % multiple == 0
 
 
 def linear_of_file(

@@ -49,8 +49,7 @@ KINDS: dict[str | None, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 # Families that leave a product of their blocks to stock, which rounds quantised weights, or what it multiplies with them.
-# And MiniMax H3: of a quantised file stock has in halves what is beside the blocks and else in fp32.
-PARTLY: tuple[str, ...] = ("MiniMax H3",)
+PARTLY: tuple[str, ...] = ()
 SLOW = ("flux2", "sd15_wide", "wan_animate", "ltx2", *checkpoints.video.MINIMAX)
 FUSED = {kind: family for family, kinds in KINDS.items() if family for kind in kinds}
 SOME = tuple(kinds[0] for family, kinds in KINDS.items() if family)  # a kind of each family
@@ -167,7 +166,7 @@ class Shelf:
             assert "I8" in {extent.dtype for extent in read_header(path).extents.values()}, (
                 "name the blocks in int8_files.py"
             )
-            return Files(path, path, numbers)
+            return Files(path, path, _of_linears_in_halves(numbers))
         if storage == "fp8 scaled":
             return self._scaled(kind)
         metadata = dict(read_header(halves).metadata)
@@ -180,9 +179,7 @@ class Shelf:
         """Matrices of blocks in fp8 with a scale each, as new files have them."""
         entry, numbers = checkpoints.KINDS[kind], load_file(checkpoints.write(kind, self.folder, "fp32"))
         chosen = {
-            name.removesuffix(".weight")
-            for name, tensor in numbers.items()
-            if name.startswith(int8_files.BLOCKS) and tensor.ndim == 2 and "mod" not in name.lower()
+            name.removesuffix(".weight") for name, tensor in numbers.items() if int8_files.is_a_blocks(name, tensor)
         }
         stored = Scaled(chosen=chosen.__contains__, rest=torch.float32).store(entry.table, numbers)
         path = self.folder / f"{kind}_scaled.safetensors"
@@ -203,7 +200,19 @@ def _numbers(path: Path) -> Path:
     }
     found = path.with_stem(f"{path.stem}_numbers")
     save_file(kept, found, {key: text for key, text in header.metadata.items() if key != "_quantization_metadata"})
-    return found
+    return _of_linears_in_halves(found)
+
+
+def _of_linears_in_halves(path: Path) -> Path:
+    """The file again, with every Linear's numbers as halves have them: of a quantised file stock keeps each Linear in the type
+    that it computes in, also those beside the blocks that a model declares as fp32 (`comfy.ops.mixed_precision_ops`)."""
+    tensors, metadata = load_file(path), dict(read_header(path).metadata)
+    layers = {name.removesuffix(".weight") for name, tensor in tensors.items() if tensor.ndim == 2}
+    for name, tensor in tensors.items():
+        if name.endswith((".weight", ".bias")) and name.rpartition(".")[0] in layers:
+            tensors[name] = tensor.half().to(tensor.dtype)
+    save_file(tensors, path, metadata)
+    return path
 
 
 # --------------------------------------------------------------------------------------------------------------- models
