@@ -105,10 +105,11 @@ class Family:
     blocks      of a network, by name, in the order in which they run; None: found automatically
     cost        diffusion model: cost of a forward of one prompt, from (network, shape of the
                 latent); None: not counted
-    need        bytes that a step's activations take, from (network, shape of the latent, its type),
-                or None if stock's estimate holds; None: always stock's
+    need        bytes that a step's activations take, from (network, shape of the latent, its type,
+                bytes of hidden values at a time), or None if stock's estimate holds; None: always
+                stock's
     in_pieces   diffusion model: whether its blocks compute hidden values in smaller pieces when
-                `patcher/vram_estimate.py` asks for it. `need` counts `CHUNK_BYTES` for them
+                `patcher/vram_estimate.py` asks for it
     options     text encoder: stock's model_options as the file tells them
     kind        text encoder: name of the CLIPType that the file is for, if the file tells
     expects     the required contents of a file, from its header; None: faults show when stock
@@ -142,7 +143,7 @@ class Family:
     types: tuple[str, ...] = ("float16",)
     as_stock_chooses: bool = False
     blocks: Callable[[Any], Sequence[tuple[str, Any]]] | None = None
-    need: Callable[[Any, Sequence[int], torch.dtype], float | None] | None = None
+    need: Callable[[Any, Sequence[int], torch.dtype, int], float | None] | None = None
     in_pieces: bool = False
     cost: Callable[[Any, Sequence[int]], Cost | None] | None = None
     options: Callable[[WeightFile], Mapping[str, Any]] | None = None

@@ -49,7 +49,7 @@ BATCHED_WHERE = STOCK_ASKS + 0.01
 # no need, but if weights took that room, a step would run out of VRAM.
 GAP = 1 + 1 / 6
 
-Need = Callable[[Any, Sequence[int], torch.dtype], float | None]
+Need = Callable[[Any, Sequence[int], torch.dtype, int], float | None]
 
 
 def own_reserve() -> int:
@@ -65,10 +65,13 @@ class Reckoning:
     """The estimates of one model. The model has it, so its clones share it like the weights."""
 
     def __init__(self, need: Need | None = None, *, in_pieces: bool = False) -> None:
-        """need: the family's, bytes for a latent of this shape and type; None: stock's blocks will
-        compute. in_pieces: whether the family's blocks, or stock's feed-forwards, obey `PIECES`."""
+        """need: the family's, bytes for a latent of this shape and type, with hidden values of so many
+        bytes at a time; None: stock's blocks will compute. in_pieces: whether the family's blocks,
+        or stock's feed-forwards, obey `PIECES`."""
         self.need = need
-        self.saves = CHUNK_BYTES - SMALL_PIECES if in_pieces else 0  # bytes that small pieces save
+        # Bytes that small pieces save; of a family's blocks for the latent that was last asked about.
+        self.saves: float = CHUNK_BYTES - SMALL_PIECES if in_pieces else 0
+        self.in_pieces = in_pieces
         self.ratio = 1.0  # largest ratio of measured to estimated bytes, at least 1
         # Stock's last two questions: before loading, for all prompts and then for one.
         self.asked: deque[int] = deque([0], maxlen=2)
@@ -99,7 +102,13 @@ class Reckoning:
 
     def own_need(self, model: Any, shape: Sequence[int]) -> float | None:
         """The family's bytes for a latent of this shape; None: it has no estimate."""
-        return None if self.need is None else self.need(model.diffusion_model, shape, model.get_dtype_inference())
+        if self.need is None:
+            return None
+        asked = model.diffusion_model, shape, model.get_dtype_inference()
+        found = self.need(*asked, CHUNK_BYTES)
+        if self.in_pieces and found is not None:
+            self.saves = found - (self.need(*asked, SMALL_PIECES) or 0.0)
+        return found
 
     # ------------------------------------------------------------------------------------------------------ a step's
 
@@ -128,6 +137,7 @@ class Reckoning:
         if not self.is_batching:
             for one in (self, *self.others):  # a sampling begins
                 one.apart, one.chances, one.is_ours = math.inf, CHANCES, is_ours
+                one.saves = self.saves
                 one.asked.append(int(needed))
             return needed
         if elements >= self.apart:

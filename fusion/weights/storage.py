@@ -452,3 +452,10 @@ def _halves(weight: Tensor, policy: KernelPolicy) -> Tensor:
         return to_half(weight, policy=policy)
     # A convolution's weight that lies channels-last.
     return to_half(weight.movedim(1, -1), policy=policy).movedim(-1, 1)
+
+
+def bytes_of_halves(*weights: Tensor) -> int:
+    """Bytes of the halves that products make of these weights, if the file has them in another
+    type."""
+    others = (weight for weight in weights if is_quantised(weight) or weight.dtype is not torch.float16)
+    return sum(weight.numel() * torch.float16.itemsize for weight in others)

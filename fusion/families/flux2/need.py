@@ -18,11 +18,11 @@ TEXT = 512  # tokens of a prompt for Flux.2 and most of Flux.1
 SLACK = 1.05  # gaps of the allocator between tensors
 
 
-def need(net: Any, shape: Sequence[int], dtype: torch.dtype) -> float | None:
+def need(net: Any, shape: Sequence[int], dtype: torch.dtype, pieces: int = CHUNK_BYTES) -> float | None:
     """Bytes for a latent [batch, channels, height, width]; None: stock's blocks will compute."""
     if dtype is not torch.float16 or len(shape) != 4 or getattr(net.params, "yak_mlp", False):
         return None
     tokens = TEXT + math.prod(math.ceil(side / net.patch_size) for side in shape[2:])
     width = UNITS * net.hidden_size + max((block.mlp_hidden_dim for block in net.single_blocks), default=0)
     size: int = shape[0] * tokens * width * dtype.itemsize
-    return SLACK * (size + CHUNK_BYTES)
+    return SLACK * (size + pieces)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ....kernels_cuda.ops.matmul.mlp import CHUNK_BYTES
-from ...weights.storage import is_quantised
+from ...weights.storage import bytes_of_halves
 
 # Tensors of x's size [batch, tokens, dim]: five in a block, and the strided x that the first block
 # copies.
@@ -19,7 +19,7 @@ SIDE_UNITS = 3  # additional ones of VACE's side branch
 SLACK = 1.05  # gaps of the allocator between tensors
 
 
-def need(net: Any, shape: Sequence[int], dtype: torch.dtype) -> float | None:
+def need(net: Any, shape: Sequence[int], dtype: torch.dtype, pieces: int = CHUNK_BYTES) -> float | None:
     """Bytes for a latent [batch, channels, frames, height, width]; None: stock's blocks will
     compute."""
     if dtype is not torch.float16 or len(shape) != 5:
@@ -29,13 +29,6 @@ def need(net: Any, shape: Sequence[int], dtype: torch.dtype) -> float | None:
     )
     units = UNITS + (SIDE_UNITS if hasattr(net, "vace_blocks") else 0)
     size: int = units * tokens * net.dim * dtype.itemsize
-    return SLACK * (size + CHUNK_BYTES + _made_half(net))
-
-
-def _made_half(net: Any) -> int:
-    """Bytes of a block's two largest matrices, those of its feed-forward, as halves for its
-    products, if the file has them in another type."""
     block = next(iter(getattr(net, "blocks", ())), None)
-    weights = () if block is None else (block.ffn[0].weight, block.ffn[2].weight)
-    others = (weight for weight in weights if is_quantised(weight) or weight.dtype is not torch.float16)
-    return sum(weight.numel() * torch.float16.itemsize for weight in others)
+    made = 0 if block is None else bytes_of_halves(block.ffn[0].weight, block.ffn[2].weight)
+    return SLACK * (size + pieces + made)

@@ -18,10 +18,10 @@ TEXT = 512  # tokens of a prompt
 SLACK = 1.05  # gaps of the allocator between tensors
 
 
-def need(net: Any, shape: Sequence[int], dtype: torch.dtype) -> float | None:
+def need(net: Any, shape: Sequence[int], dtype: torch.dtype, pieces: int = CHUNK_BYTES) -> float | None:
     """Bytes for a latent [batch, channels, height, width]; None: stock's blocks will compute."""
     if dtype not in (torch.float16, torch.float32) or len(shape) != 4:
         return None
     tokens = TEXT + math.prod(math.ceil(side / net.patch_size) for side in shape[2:])
     size: int = shape[0] * tokens * net.dim * (UNITS * 2 + (STREAM + 1) * dtype.itemsize)
-    return SLACK * (size + CHUNK_BYTES)
+    return SLACK * (size + pieces)

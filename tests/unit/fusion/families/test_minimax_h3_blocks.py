@@ -47,6 +47,13 @@ def test_a_stream_in_fp32_has_products_in_fp16(tmp_path: Path, kind: str) -> Non
         assert 0 < distance(mine, wide) <= distance(halves, wide)
 
 
+def test_stock_is_told_what_a_step_takes(tmp_path: Path) -> None:
+    """Stock asks for video and sound in one."""
+    model = load(checkpoints.write("minimax_h3", tmp_path), None, SINGLE)
+    sample(model, family_scenes.inputs("minimax_h3"))
+    assert model.model.fusestream_reckoning.is_ours
+
+
 class Case:
     """A block with its weights, and what goes into it."""
 

@@ -92,6 +92,18 @@ def test_halves_that_are_made_of_a_files_weights_count() -> None:
         assert need(of(kind), LATENT, torch.float16) == pytest.approx(1.05 * (6 * x + 2**28 + 2 * weights))
 
 
+def test_small_pieces_save_what_the_family_says() -> None:
+    """Where they are not what a step holds the most of, nothing."""
+    model = SimpleNamespace(diffusion_model=None, get_dtype_inference=lambda: torch.float16)
+    for at_other_times, saves in (
+        (0, CHUNK_BYTES - reckonings.SMALL_PIECES),
+        (CHUNK_BYTES - 5, 5),
+        (2 * CHUNK_BYTES, 0),
+    ):
+        some = Reckoning(lambda _net, _shape, _dtype, pieces, most=at_other_times: max(pieces, most), in_pieces=True)
+        assert some.own_need(model, LATENT) == max(CHUNK_BYTES, at_other_times) and some.saves == saves
+
+
 def test_14b_at_720p_leaves_room_for_its_window_in_7_gib() -> None:
     window, rest = 1.31 * GIB, 0.44 * GIB  # measured of the fp16 file
     assert need(Net(), (1, 16, 21, 90, 160), torch.float16) + window + rest < 7 * GIB
