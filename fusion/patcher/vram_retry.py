@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import comfy.model_management
@@ -29,6 +30,7 @@ from ..base.hooks import PIECES, STEP
 from ..stream import vram_pool
 from ..stream.block_stream import BlockStream
 from ..stream.card_sync import AnotherFailed
+from ..stream.less_vram import with_ever_less
 from ..stream.model_call import ModelCall, wrap
 from .vram_estimate import RESERVE, SMALL_PIECES, Reckoning, own_reserve, reckon
 
@@ -103,24 +105,16 @@ def _step(call: ModelCall) -> Any:
         _tidy(x)
         logging.info("FuseStream: the step needs some of the VRAM that is left to others; it runs again.")
     need = _in_small_pieces(call, reckoning, need)
-    held, said = stream.residency.held, ""
-    ways: tuple[Callable[[], int] | None, ...] = (None, stream.residency.keep_window, stream.residency.keep_parts)
-    for give_back in ways:
-        if give_back is not None:
-            freed = _give_back_graphs(x) + give_back()
-            if not freed:
-                continue  # it would fail again
-            _tidy(x)
-            logging.warning(
-                "FuseStream: out of VRAM (%s). The weights give back %.2f GiB; the step runs again.",
-                said.split(". GPU", maxsplit=1)[0],
-                freed / vram_pool.GIB,
-            )
-        try:
-            with _leaving(own, x.device):
-                return _measured(call, need or 0.0)
-        except torch.OutOfMemoryError as error:
-            said = str(error) or said
+    held, most = stream.residency.held, need or 0.0
+
+    def run() -> Any:
+        with _leaving(own, x.device):
+            return _measured(call, most)
+
+    try:
+        return with_ever_less(stream, run, "the step", partial(_give_back_graphs, x))
+    except torch.OutOfMemoryError as error:
+        said = str(error)
     reckoning.failed = x.numel()
     raise _too_little(stream, held, said)
 

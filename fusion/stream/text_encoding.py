@@ -2,19 +2,32 @@
 
 An encoding moves the running node's bar by its blocks, is one pass of them, and does not leave if
 the file changed meanwhile. It has no end of its own that a patcher hears of.
+
+ComfyUI is asked to leave VRAM for it: what it leaves for every model, and what products need in
+addition where they make halves of a packed weight. What still runs out of VRAM runs again, with
+less of the weights on the card.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, cast
 
+import comfy.model_management
+import torch
+
 from ..base.hooks import ENCODES, HEAD, STREAMED
 from ..base.subclassing import mix
-from . import progress
+from ..weights.storage import Integers, Numbers, bytes_of_halves, storage_of
+from . import progress, vram_pool
 from .block_stream import BlockStream
+from .less_vram import with_ever_less
+
+# Matrices of a block of which halves are there at a time: both of a gated feed-forward's first half,
+# and its second.
+HALVES = 3
 
 
 def watch_encoding(model: Any, stream: BlockStream) -> None:
@@ -56,13 +69,56 @@ class _Encodes:
     def encode_token_weights(self, *args: Any, **kwargs: Any) -> Any:
         """Stock's."""
         stream: BlockStream = self.__dict__[ENCODES]
-        with progress.over_blocks(stream), _whole(stream):
-            return super().encode_token_weights(*args, **kwargs)  # type: ignore[misc]
+
+        def run() -> Any:
+            with progress.over_blocks(stream), _whole(stream):
+                return super(_Encodes, self).encode_token_weights(*args, **kwargs)  # type: ignore[misc]
+
+        return _with_room(stream, run, "the encoding")
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """Stock's, which counts the words."""
-        with _whole(self.__dict__[ENCODES]):
-            return super().generate(*args, **kwargs)  # type: ignore[misc]
+        stream: BlockStream = self.__dict__[ENCODES]
+
+        def run() -> Any:
+            with _whole(stream):
+                return super(_Encodes, self).generate(*args, **kwargs)  # type: ignore[misc]
+
+        return _with_room(stream, run, "the writing")
+
+    def memory_estimation_function(self, tokens: Any, device: Any = None) -> float:
+        """Bytes that ComfyUI is asked to leave beside the weights; more where stock asks for more."""
+        stocks = getattr(super(), "memory_estimation_function", None)
+        management = comfy.model_management
+        least = management.minimum_inference_memory() - management.extra_reserved_memory()
+        own = float(least + halves_at_a_time(self.__dict__[ENCODES]))
+        return own if stocks is None else max(own, float(stocks(tokens, device=device)))
+
+
+def halves_at_a_time(stream: BlockStream) -> int:
+    """Bytes of the halves that products make of packed weights at a time: of the largest matrices of
+    a block, and those of the last one once more in the type that ComfyUI unpacks to."""
+    of_blocks = ([_halves(paged.stand_in) for paged in block.paged] for block in stream.blocks)
+    return max((sum(sorted(found)[-HALVES:]) + max(found, default=0) for found in of_blocks), default=0)
+
+
+def _halves(weight: Any) -> int:
+    return 0 if isinstance(storage_of(weight), Integers | Numbers) else bytes_of_halves(weight)
+
+
+def _with_room(stream: BlockStream, run: Callable[[], Any], what: str) -> Any:
+    held = stream.residency.held
+    try:
+        return with_ever_less(stream, run, what)
+    except vram_pool.OutOfVram:  # of the weights, and says so
+        raise
+    except torch.OutOfMemoryError as error:
+        said = str(error)
+    raise vram_pool.OutOfVram(
+        f"VRAM is too little for {what} of this text, with the text encoder's weights, which held "
+        f"{held / vram_pool.GIB:.2f} GiB, down to the {stream.residency.least / vram_pool.GIB:.2f} they need: "
+        f"{said.splitlines()[0] if said else 'out of memory'} Make the text shorter, or close what else uses the card."
+    )
 
 
 @contextlib.contextmanager
