@@ -123,6 +123,38 @@ def cosmos() -> Any:
     return comfy.ldm.cosmos.vae.CausalContinuousVideoTokenizer(**sizes, temporal_compression=8, spacial_compression=8)
 
 
+def cogvideo() -> Any:
+    widths = {"block_out_channels": (32, 32, 32, 32), "latent_channels": 4, "layers_per_block": 1}
+    return comfy.ldm.cogvideo.vae.AutoencoderKLCogVideoX(**widths)
+
+
+class Mochi(nn.Module):
+    """`comfy.ldm.genmo.vae.model.VideoVAE`, whose widths are written in it, with smaller ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        model, depths = comfy.ldm.genmo.vae.model, [1] * 5
+        shared: dict[str, Any] = {
+            "base_channels": 32,
+            "num_res_blocks": depths,
+            "latent_dim": 4,
+            "padding_mode": "replicate",
+        }
+        steps: dict[str, Any] = {
+            "temporal_reductions": [1, 2, 3],
+            "spatial_reductions": [2, 2, 2],
+            "prune_bottlenecks": [False] * 5,
+        }
+        shared["channel_multipliers"] = [1, 2, 3, 4]
+        self.encoder = model.Encoder(
+            **shared, **steps, in_channels=15, has_attentions=[False, True, True, True, True], input_is_conv_1x1=True
+        )
+        steps = {"temporal_expansions": [1, 2, 3], "spatial_expansions": [2, 2, 2], "has_attention": [False] * 5}
+        self.decoder = model.Decoder(**shared, **steps, output_norm=False)
+
+    encode, decode = comfy.ldm.genmo.vae.model.VideoVAE.encode, comfy.ldm.genmo.vae.model.VideoVAE.decode
+
+
 def minimax_h3() -> Any:
     stocks = minimax.ViT3DDecoder
     minimax.ViT3DDecoder = partial(stocks, num_layers=4, heads=4, dim_head=32)  # type: ignore[misc]
@@ -167,6 +199,8 @@ GLOBAL = {
             0,
         ),
         AnyVae("Cosmos", cosmos, 4, 8, 8),
+        AnyVae("CogVideoX", cogvideo, 4, 8, 4),
+        AnyVae("Mochi", Mochi, 4, 8, 6),
         AnyVae("Stable Video Diffusion", video_diffusion, 4, 8, 0),
     )
 }

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..bands import Span
-from .rules import aten, moving, rule, run
+from .rules import LIGHT, aten, moving, rule, run
 from .tensor import Banded, Unreadable
 
 
@@ -27,8 +27,10 @@ def convolution(
     """Rows of which all inputs are there. Zeros lie at the edges of the picture, not of a band."""
     assert x.axis is not None
     side = x.axis - 2
-    if transposed or side < 0:
-        raise Unreadable("it has a transposed convolution" if transposed else "a convolution is over its samples")
+    if side < 0:
+        raise Unreadable("a convolution is over its samples")
+    if transposed:
+        return _transposed(func, x, weight, bias, stride, padding, dilation, *others)
     step, zeros = stride[side % len(stride)], padding[side % len(padding)]
     reach = (weight.shape[x.axis] - 1) * dilation[side % len(dilation)] + 1
     whole = (x.whole + 2 * zeros - reach) // step + 1
@@ -52,6 +54,26 @@ def convolution(
     if too_many:
         made = made.narrow(x.axis, 0 if above else made.shape[x.axis] - (last - first), last - first)
     return x.like(made, x.axis, (first, last), whole)
+
+
+def _transposed(
+    func: Any, x: Banded, weight: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, more: Any, groups: int
+) -> Banded:
+    """Rows to which no other band's rows add. more: rows behind the last, which torch calls output padding."""
+    assert x.axis is not None
+    side = x.axis - 2
+    step, cut = stride[side % len(stride)], padding[side % len(padding)]
+    reach = (weight.shape[x.axis] - 1) * dilation[side % len(dilation)] + 1
+    whole = (x.whole - 1) * step - 2 * cut + reach + more[side % len(more)]
+    low, high = x.span
+    first = 0 if low == 0 else low * step + max(0, reach - step) - cut
+    last = whole if high == x.whole else high * step - max(0, step - reach) - cut
+    if first >= last:
+        raise Unreadable("the bands are too narrow")
+    around = list(padding) if len(padding) > 1 else list(padding) * (x.ndim - 2)
+    around[side] = 0
+    made = run(func, x, x.held, weight, bias, stride, around, dilation, True, more, groups)
+    return x.like(made.narrow(x.axis, first - (low * step - cut), last - first), x.axis, (first, last), whole)
 
 
 @rule(aten.cudnn_convolution)
@@ -109,10 +131,14 @@ def padded(x: Banded, around: Any, mode: str = "constant", value: float | None =
     return pad(packet.default, x, around)
 
 
-@rule(
+UPSAMPLING = (
     *(aten.upsample_nearest1d, aten.upsample_nearest2d, aten.upsample_nearest3d),
     *(aten._upsample_nearest_exact1d, aten._upsample_nearest_exact2d, aten._upsample_nearest_exact3d),
 )
+LIGHT.update(UPSAMPLING)
+
+
+@rule(*UPSAMPLING)
 def upsample(func: Any, x: Banded, size: Any, *scales: Any) -> Banded:
     """Nearest values, by whole factors, for which both kinds of them are the same."""
     assert x.axis is not None

@@ -115,6 +115,7 @@ class InBands:
                 return _stocks(call, z, output_buffer, options)
         if output_buffer is None:
             output_buffer = torch.empty(found.shape, dtype=z.dtype, device=z.device)
+        _say_norms(call, found)
         passage = Passage(call, found, z.device, Progress(len(found.bands), shown=room is None))
         try:
             self._served(call, found, z, partial(passage.decode, z, output_buffer, **options), z.device)
@@ -143,6 +144,7 @@ class InBands:
         if not found.bands:
             with told_of_card(found.card):
                 return call(x if call.brings else x.to(device), device)
+        _say_norms(call, found)
         passage = Passage(call, found, device, Progress(len(found.bands), shown=room is None))
         try:
             return self._served(call, found, x, partial(passage.encode, x), device)
@@ -166,7 +168,10 @@ class InBands:
                 if isinstance(at_once, str) or at_once.worst <= free:
                     return at_once
                 room = min(room, free)
-        return self.fusestream_plans.find(call, job, room)
+        found = self.fusestream_plans.find(call, job, room)
+        if isinstance(found, Plan) and room_of_card(self, call.decodes, device) < found.peak:
+            return f"even in bands it takes {found.peak / 2**30:.1f} GiB"
+        return found
 
     def _hold(self, decodes: bool, device: torch.device) -> None:
         net: Any = self
@@ -188,6 +193,17 @@ def _say(call: Call, reason: str) -> None:
     LEDGER.say_once(f"A VAE {what} all at once, as ComfyUI does: {reason}.", logging.INFO)
 
 
+def _say_norms(call: Call, plan: Plan) -> None:
+    """That a plan is approximate."""
+    if plan.norms:
+        what = "decodes" if call.decodes else "encodes"
+        LEDGER.say_once(
+            f"A VAE {what} in bands whose group norms are taken from a smaller version of the picture, because one "
+            "pass has no room: colours may differ slightly from one pass; there are no seams.",
+            logging.INFO,
+        )
+
+
 def weights_there(net: Any, decodes: bool) -> int:
     """Bytes of the weights on a card meanwhile: those of one half, if the other can wait."""
     return bytes_beside(net, HALVES[not decodes])
@@ -202,8 +218,14 @@ def can_free(net: Any, decodes: bool, device: torch.device) -> int:
     """Bytes that may be in use at a time if other models leave the device."""
     if not on_card(device):
         return room_for(net, decodes)
-    total = int(comfy.model_management.get_total_memory(device))
-    return _grained(int((total - KEPT - weights_there(net, decodes)) / HELD))
+    return _grained(int(room_of_card(net, decodes, device) / HELD))
+
+
+def room_of_card(net: Any, decodes: bool, device: torch.device) -> int:
+    """Bytes of a card beside the weights and what is left to others; without end where there is none."""
+    if not on_card(device):
+        return ENDLESS
+    return int(comfy.model_management.get_total_memory(device)) - KEPT - weights_there(net, decodes)
 
 
 def _grained(room: int) -> int:

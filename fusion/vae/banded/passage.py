@@ -14,11 +14,12 @@ from ..memory_limits import Progress, told_of_card
 from .plan import Band, Plan
 from .rehearsal import Call
 from .seam import Seam
-from .tensor import Banded, Unreadable, skipped
+from .tensor import Banded, Unreadable
 
 
 class Passage:
-    """Calls of stock's network, one for each band, and one for what is whole before or behind."""
+    """Calls of stock's network: one for each band, for what is whole before or behind, and for the
+    statistics of group norms."""
 
     def __init__(self, call: Call, plan: Plan, device: torch.device, progress: Progress) -> None:
         self._call, self._plan, self._device, self._progress = call, plan, device, progress
@@ -42,25 +43,30 @@ class Passage:
     def _run(self, given: Tensor, place: Callable[[torch.dtype], Tensor], options: dict[str, Any]) -> None:
         call, plan = self._call, self._plan
         begin, end = (_module(call.net, name) for name in (plan.begin, plan.end))
-        seam = Seam(begin, end, plan.dim, look=_look)
+        seam = Seam(begin, end, plan.dim, look=_look, size=plan.smaller, unit=plan.unit)
         drawn = _Drawn(self._device)
         with torch.inference_mode(), told_of_card(plan.card):
-            absent = skipped(given.shape, given.dtype, given.device)
             if begin is not None:
                 with seam.turn("before"):
                     call(self._there(given), self._device, self._sink(place), **options)
+            if plan.norms:
+                _look()
+                drawn.again()
+                with seam.turn("statistics"):
+                    entering = seam.absent(given) if begin is not None else self._there(seam.smaller(given))
+                    call(entering, self._device, None, **options)
             for band in plan.bands:
                 _look()
                 drawn.again()
                 with seam.turn("band", band.enters):
-                    entering = absent if begin is not None else self._there(seam.cut(given, band.enters))
+                    entering = seam.absent(given) if begin is not None else self._there(seam.cut(given, band.enters))
                     self._through(band, seam, entering, place, options)
                 self._progress.add(1)
             if end is not None:
                 seam.free()
                 drawn.again()
                 with seam.turn("behind"):
-                    made = call(absent, self._device, None, **options)
+                    made = call(seam.absent(given), self._device, None, **options)
                 _whole(made)
                 place(made.dtype).copy_(made)
 

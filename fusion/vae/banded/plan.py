@@ -7,17 +7,21 @@ If not, modules are tried at whose call bands may begin (or end, of an encoder):
 of what a module is given. The earlier bands begin, the more of the network each of them repeats
 around its edges; the later, the more has to be kept. A short rehearsal tells how many rows an edge
 costs and how many products that are; full ones tell bytes. The plan is the one with the fewest
-products that fits.
+products that fits. One whose bands have group norms is approximate (`norms.py`), and the plan only if
+none without fits.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..bands import Span, by_count
 from ..memory_limits import SMALL_CARD
-from .rehearsal import Call, Job, Rehearsal, metered, rehearse, shorter
+from .norms import same
+from .reduced import Size, size_of
+from .rehearsal import Call, Job, metered, rehearse, shorter
 from .seam import Seam
 from .tensor import Banded, Unreadable
 
@@ -25,7 +29,9 @@ SHORT = {True: 2, False: 9}  # frames of a short rehearsal, by whether it decode
 MOST_BANDS = 64  # fewer, if a band would be less than half of what lies around it
 LITTLE = 0.9  # of the bytes of one call: bands that need more, and do not fit, are not worth their work
 WORTH = 0.05  # share of products for which no further module is rehearsed in full
-MODULES = 6  # at most so many are tried
+MODULES = 10  # at most so many are tried
+SMALLER = 2.0  # times, at least, is the picture of which bands have their statistics: a quarter of the work
+TRIES = 6  # sizes of it
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,8 @@ class Plan:
     products       multiplications, about; least: of all at once
     asked          whether stock's code asked how large the card is
     card           bytes of a card in all that it is told of; 0: its own
+    norms          group norms of a band, whose statistics are a smaller picture's; 0: it is exact
+    smaller, unit  the size of that picture where bands begin, and what of it is not divided
     """
 
     begin: str
@@ -60,6 +68,9 @@ class Plan:
     least: int
     asked: bool = False
     card: int = 0
+    norms: int = 0
+    smaller: Size = (0, 0)
+    unit: int = 1
 
     @property
     def repeated(self) -> float:
@@ -69,28 +80,45 @@ class Plan:
 
 def planned(call: Call, job: Job, room: int) -> Plan:
     """The plan for a call within so many bytes. `Unreadable`: there is none, and why."""
-    dim = -1 if job.shape[-1] >= job.shape[-2] else -2
-    seam = metered(job, dim)
+    sides = (-1, -2) if job.shape[-1] >= job.shape[-2] else (-2, -1)
+    seam = metered(job, sides[0])
     assert seam.meter is not None
-    whole = rehearse(call, job, seam)
+    made = rehearse(call, job, seam)
     most, worst, least = seam.meter.most, seam.meter.worst, seam.meter.products
+    whole = Plan("", "", sides[0], (), made.shape, most, worst, least, least, made.asked, job.card)
     if most <= room:
-        return Plan("", "", dim, (), whole.shape, most, worst, least, least, whole.asked, job.card)
+        return whole
     if whole.asked and not job.card:  # as few frames at a time as on the smallest card
         return planned(call, replace(job, card=SMALL_CARD), room)
     reasons: list[str] = []
+    for dim in sides:
+        found = _in_bands(call, job, room, whole, dim, reasons)
+        if found is not None:
+            return found
+    raise Unreadable("; ".join(dict.fromkeys(reasons)) or "it is one module")
+
+
+def _in_bands(call: Call, job: Job, room: int, whole: Plan, dim: int, reasons: list[str]) -> Plan | None:
+    """The plan with bands along this dimension. whole: all at once. reasons: why a way is none, added."""
     ways = []
     names, short = _candidates(call, shorter(job, SHORT[call.decodes]), dim)
-    for name in names:
-        way = _Way(call, job, dim, *((name, "") if call.decodes else ("", name)), whole, least)
-        try:
-            ways.append((way.guess(short), way))
-        except Unreadable as error:
-            reasons.append(f"{name or 'its input'}: {error}")
+    for nested in names:
+        for name in nested:
+            way = _Way(call, job, dim, *((name, "") if call.decodes else ("", name)), whole)
+            try:
+                guess = way.guess(short, room / whole.peak)
+            except Unreadable as error:
+                reasons.append(f"{name or 'its input'}: {error}")
+            else:
+                ways.append((way.norms > 0, guess, way))
+                break
     found: Plan | None = None
-    for guess, way in sorted(ways, key=lambda each: each[0]):
-        if found is not None and found.peak <= room and guess >= found.repeated - WORTH:
-            break
+    for is_approximate, guess, way in sorted(ways, key=lambda each: each[:2]):
+        if found is not None and found.peak <= room:
+            if is_approximate and not found.norms:
+                break
+            if guess >= found.repeated - WORTH:
+                continue
         try:
             plan = way.smallest(room)
         except Unreadable as error:
@@ -98,31 +126,29 @@ def planned(call: Call, job: Job, room: int) -> Plan:
             continue
         if found is None or _worth(plan, room) < _worth(found, room):
             found = plan
-    if found is not None and found.peak > max(room, LITTLE * most):
+    if found is not None and found.peak > max(room, LITTLE * whole.peak):
         reasons.append("bands save too little")
-        found = None
-    if found is None:
-        raise Unreadable("; ".join(dict.fromkeys(reasons)) or "it is one module")
+        return None
     return found
 
 
-def _worth(plan: Plan, room: int) -> tuple[bool, int]:
-    """Of plans that fit the fewest products, and of others the fewest bytes count."""
+def _worth(plan: Plan, room: int) -> tuple[bool, bool, int]:
+    """Of plans that fit an exact one, then the fewest products, and of others the fewest bytes count."""
     fits = plan.peak <= room
-    return not fits, plan.products if fits else plan.peak
+    return not fits, fits and plan.norms > 0, plan.products if fits else plan.peak
 
 
-def _candidates(call: Call, job: Job, dim: int) -> tuple[list[str], int]:
+def _candidates(call: Call, job: Job, dim: int) -> tuple[list[tuple[str, ...]], int]:
     """The input or the result, and modules of modules. Of those that are given something of one
-    size it is the last where bands begin, and the first where they end. And the products of the
-    call."""
-    seen: dict[tuple[int, ...], str] = {}
+    size it is the last where bands begin, or else a module around it; and the first where they end.
+    And the products of the call."""
+    seen: dict[tuple[int, ...], list[str]] = {}
 
     def enter(name: str, args: Any) -> None:
         x = args[0] if args else None
         if isinstance(x, Banded) and x.ndim >= 4:
             size = (x.ndim, x.shape[1], *x.shape[-2:]) if call.decodes else (x.ndim, *x.shape[1:])
-            seen[size] = name if call.decodes else seen.get(size, name)
+            seen.setdefault(size, []).append(name)
 
     hooks = [
         module.register_forward_pre_hook(lambda _module, args, name=name: enter(name, args))
@@ -135,23 +161,32 @@ def _candidates(call: Call, job: Job, dim: int) -> tuple[list[str], int]:
     finally:
         for hook in hooks:
             hook.remove()
-    names = list(dict.fromkeys(seen.values()))
+    found = list(dict.fromkeys(tuple(_around(names) if call.decodes else names[:1]) for names in seen.values()))
     assert seam.meter is not None
-    return ["", *names[-MODULES:]], seam.meter.products
+    return [("",), *found[-MODULES:]], seam.meter.products
+
+
+def _around(names: list[str]) -> list[str]:
+    """The last, and those in which it lies, from the innermost on."""
+    last = names[-1]
+    return sorted({name for name in names if name == last or last.startswith(f"{name}.")}, key=len, reverse=True)
 
 
 class _Way:
     """Bands that begin and end at these modules."""
 
-    def __init__(self, call: Call, job: Job, dim: int, begin: str, end: str, whole: Rehearsal, least: int) -> None:
+    def __init__(self, call: Call, job: Job, dim: int, begin: str, end: str, whole: Plan) -> None:
         self.call, self.job, self.dim, self.begin, self.end = call, job, dim, begin, end
-        self.shape, self.least, self.name = whole.shape, least, begin or end or "its input"
-        self._before = self._after = 0
+        self.shape, self.least, self.name = whole.shape, whole.least, begin or end or "its input"
+        self._unit = 1
+        self._before = self._after = self.norms = 0
 
-    def guess(self, products: int) -> float:
-        """About the share of products that two bands repeat; learns how far an edge reaches.
+    def guess(self, products: int, fits: float) -> float:
+        """About the share of products that two bands repeat; learns how far an edge reaches, and
+        whether bands have group norms.
 
-        products: of a short call
+        products  of a short call
+        fits      the share of its bytes that there are
         """
         short = shorter(self.job, SHORT[self.call.decodes])
         seam = self._begun(short)
@@ -171,6 +206,11 @@ class _Way:
         self._after = _up(middle - first[1] * given / made, unit)
         self._before = _up(last[0] * given / made - middle, unit)
         around = 1 + (self._before + self._after) / given
+        self.norms = len(seam.met)
+        if seam.is_given_again:
+            self._unit = max(1, given // int(short.shape[self.dim]))
+        if self.norms:
+            around += min(fits, SMALLER**-2)
         return (before + meter.products * around) / max(1, products) - 1
 
     def bands(self, count: int) -> tuple[Band, ...]:
@@ -190,10 +230,11 @@ class _Way:
         assert meter is not None
         before, kept, worst, products = meter.most, meter.now, meter.worst, meter.products
         around = self._before + self._after
+        room = max(room, before)  # what is less than that which is whole saves nothing
         most = min(MOST_BANDS, self._sides // self._unit, 2 * self._sides // max(1, around))
         if most < 2:
             raise Unreadable("it is too small for two bands")
-        count, room = 2, max(room, before)  # no band is to be smaller than what is whole
+        count = 2
         while True:
             bands = self.bands(count)
             widths = [band.enters[1] - band.enters[0] for band in bands]
@@ -209,18 +250,39 @@ class _Way:
             count = min(most, max(count + 1, int(self._sides / wanted))) if wanted > 0 else most
         peak, worst = max(before, meter.most), max(worst, meter.worst)
         products += meter.products * sum(widths) // max(widths)
+        if self.norms:
+            self._record(seam, max(room, peak))
+            peak, worst, products = max(peak, meter.most), max(worst, meter.worst), products + meter.products
         if self.end:
             seam.free()
             meter.begin()
             rehearse(self.call, self.job, seam, "behind")
             peak, worst, products = max(peak, meter.most), max(worst, meter.worst), products + meter.products
-        sizes = self.shape, peak, worst, products, self.least
-        return Plan(self.begin, self.end, self.dim, bands, *sizes, card=self.job.card)
+        taken = peak, worst, products, self.least
+        norms = len(seam.met), seam.size, seam.unit
+        return Plan(self.begin, self.end, self.dim, bands, self.shape, *taken, False, self.job.card, *norms)
+
+    def _record(self, seam: Seam, room: int) -> None:
+        """Rehearse the largest of the smaller pictures that fits; if none does, the smallest."""
+        meter, factor = seam.meter, SMALLER
+        assert meter is not None
+        kept, (height, width), met = meter.now, seam.sides(self.job.shape), seam.met
+        for _ in range(TRIES):
+            seam.size = size_of(height, width, factor, seam.unit)
+            meter.begin()
+            rehearse(self.call, self.job, seam, "statistics")
+            if meter.most <= room:
+                break
+            # Bytes grow with its area.
+            factor *= max(1.05, 1.02 * math.sqrt((meter.most - kept) / max(1, room - kept)))
+        if not same(met, seam.met):
+            raise Unreadable("a band has other group norms than a smaller picture")
 
     def _begun(self, job: Job) -> Seam:
         net = self.call.net
         begin, end = (net.get_submodule(name) if name else None for name in (self.begin, self.end))
         seam = metered(job, self.dim, begin, end)
+        seam.unit = self._unit
         if begin is not None:
             rehearse(self.call, job, seam, "before")
         return seam

@@ -124,7 +124,7 @@ def rehearse(call: Call, job: Job, seam: Seam, turn: Turn | None = None, span: S
     assert seam.meter is not None
     with rehearsing(job.device), told_of_card(job.card) as asked:
         given = _given(job, seam, turn, span)
-        sink = _sink(call, job, seam)
+        sink = None if turn == "statistics" else _sink(call, job, seam)
         with contextlib.nullcontext() if turn is None else seam.turn(turn, span):
             made = call(given, job.device, sink)
         found = sink if sink is not None else made
@@ -136,12 +136,16 @@ def rehearse(call: Call, job: Job, seam: Seam, turn: Turn | None = None, span: S
 
 
 def _given(job: Job, seam: Seam, turn: Turn | None, span: Span) -> Banded:
-    if turn == "behind" or (turn == "band" and seam.begin is not None):
+    if turn == "behind":
         return skipped(torch.Size(job.shape), job.dtype, job.origin)
     assert seam.meter is not None
     held = torch.empty(job.shape, dtype=job.dtype, device="meta")
     share = seam.meter.share(held) if job.origin == job.device else seam.meter.elsewhere()
     given = Banded(held, device=job.origin, share=share)
+    if turn in ("statistics", "band") and seam.begin is not None:
+        return seam.absent(given)
+    if turn == "statistics":
+        return seam.smaller(given)
     return seam.cut(given, span) if turn == "band" else given
 
 

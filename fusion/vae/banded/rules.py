@@ -17,12 +17,13 @@ from torch import Tensor
 
 from ..bands import Span
 from .arguments import mapped, on_meta, tensors
-from .tensor import Banded, Unreadable
+from .tensor import NEVER, Banded, Later, Unreadable
 
 aten = torch.ops.aten
 Rule = Callable[..., Any]
 Entered = TypeVar("Entered", bound=Rule)
 RULES: dict[Any, Rule] = {}
+LIGHT: set[Any] = set()  # operations that are done again rather than that their result is kept
 DRAWS = {aten.randn_like, aten.rand_like}
 RANDOM = torch.Tag.nondeterministic_seeded
 # Refused, because every row depends on all others.
@@ -32,6 +33,7 @@ REFUSED = {
         (aten.scaled_dot_product_attention, aten.bmm, aten.baddbmm, aten.matmul), "an attention reads whole pictures"
     ),
 }
+CONVOLUTIONS = {aten.convolution, aten.conv2d, aten.conv3d}
 KEPT_WHOLE = {aten.scaled_dot_product_attention}  # composed of others, but computed by one kernel
 
 
@@ -51,6 +53,7 @@ def moving(*operations: Any) -> Callable[[Entered], Entered]:
 
     def enter(function: Entered) -> Entered:
         rule(*operations)(lambda _func, *args, **kwargs: function(*args, **kwargs))
+        LIGHT.update(operations)
         return function
 
     return enter
@@ -65,8 +68,11 @@ def apply(func: Any, args: Any, kwargs: Any) -> Any:
         x, weight, padding, stride, dilation, groups = args[:6]
         args = (x, weight, None, stride, padding, dilation, False, [0] * len(padding), groups)
         return apply(aten.convolution.default, args, {})
-    if any(band.is_skipped for band in bands):
+    if all(band.is_skipped for band in bands) or any(band.later is NEVER for band in bands):
         return _skip(func, args, kwargs, bands)
+    if any(band.is_skipped for band in bands):
+        args, kwargs = mapped(_made, args), mapped(_made, kwargs)
+        bands = _bands(args, kwargs)
     if all(band.axis is None for band in bands):
         return _whole(func, args, kwargs, bands)
     if any(band.axis is None for band in bands):
@@ -156,9 +162,7 @@ def named(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
 def _skip(func: Any, args: Any, kwargs: Any, bands: Iterable[Banded]) -> Any:
     """Another call computes it. Numbers that are drawn by chance are drawn here, too, because those
     that follow depend on it."""
-    if not all(band.is_skipped for band in bands):
-        raise Unreadable("something passes beside the module where bands begin")
-    if func._schema.is_mutable and not isinstance(args[0], Banded):
+    if func._schema.is_mutable and not (isinstance(args[0], Banded) and args[0].is_skipped):
         raise Unreadable("it writes into a tensor of its own")
     device = kwargs.get("device") or next(iter(bands)).device
     if RANDOM in func.tags and not _is_idle(func, args, kwargs):
@@ -166,7 +170,37 @@ def _skip(func: Any, args: Any, kwargs: Any, bands: Iterable[Banded]) -> Any:
     given, options = _without_numbers(args, kwargs)
     found = _on_meta(func, given, options)
     same, device = {id(band.held): band for band in bands}, torch.device(device)
-    return mapped(lambda t: same[id(t)] if id(t) in same else Banded(t, device=device), found)
+    made = mapped(lambda t: same[id(t)] if id(t) in same else Banded(t, device=device), found)
+    _made_later(func, args, kwargs, bands, made)
+    return made
+
+
+def _made_later(func: Any, args: Any, kwargs: Any, bands: Iterable[Banded], made: Any) -> None:
+    """Say of a result how it is made, if its operation and those before take little."""
+    results = list(tensors((made,)))
+    if any(band.later is NEVER for band in bands):
+        for each in results:
+            each.later = NEVER  # type: ignore[attr-defined]
+        return
+    is_light = func.overloadpacket in LIGHT
+    if func.overloadpacket in CONVOLUTIONS:
+        is_light = args[1].shape[2:].numel() == 1
+    if func._schema.is_mutable or not is_light or any(band.later is None for band in bands):
+        for each in results:
+            each.later = None  # type: ignore[attr-defined]
+        return
+    again = Later(lambda: list(tensors((apply(func, mapped(_made, args), mapped(_made, kwargs)),))))
+    for at, each in enumerate(results):
+        each.later = Later(lambda at=at: again.value()[at])  # type: ignore[attr-defined, misc]
+
+
+def _made(value: Tensor) -> Tensor:
+    """What a band meets that another call computes."""
+    if not isinstance(value, Banded) or not value.is_skipped:
+        return value
+    if value.later is None:
+        raise Unreadable("something passes beside the module where bands begin")
+    return value.later.value()  # type: ignore[no-any-return]
 
 
 def _whole(func: Any, args: Any, kwargs: Any, bands: list[Banded]) -> Any:
@@ -253,6 +287,7 @@ POINTWISE = (
     "sigmoid_ sign silu silu_ sin softplus sqrt sqrt_ square sub sub_ tanh tanh_ where zero_ zeros_like _to_copy"
 )
 VALUE_BY_VALUE = {getattr(aten, name) for name in POINTWISE.split()}
+LIGHT.update(VALUE_BY_VALUE)
 
 
 @rule(*VALUE_BY_VALUE)
@@ -327,6 +362,15 @@ def along(func: Any, x: Banded, dims: Any, *args: Any, **kwargs: Any) -> Banded:
     if x.axis in [d % x.ndim for d in ([dims] if isinstance(dims, int) else dims)]:
         raise Unreadable(f"{_name(func)} is along whole pictures")
     return x.like(run(func, x, x.held, dims, *args, **kwargs), x.axis, x.span, x.whole)
+
+
+@rule(aten.avg_pool2d)
+def pool(func: Any, x: Banded, *args: Any, **kwargs: Any) -> Banded:
+    """Means over the last two dimensions, as of frames."""
+    assert x.axis is not None
+    if x.axis >= x.ndim - 2:
+        raise Unreadable("it takes means of neighbours")
+    return x.like(run(func, x, x.held, *args, **kwargs), x.axis, x.span, x.whole)
 
 
 @rule(aten.native_layer_norm)

@@ -36,6 +36,24 @@ class Owner:
     __slots__ = ("__weakref__",)
 
 
+class Later:
+    """How a tensor that another call computes is made here all the same: of what the network is given,
+    by operations that take little. It is made once."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._made: list[Any] = []
+
+    def value(self) -> Any:
+        """It, or the part of it that a band needs."""
+        if not self._made:
+            self._made.append(self._make())
+        return self._made[0]
+
+
+NEVER = Later(lambda: None)  # of what is behind the module where bands begin, while that before it is computed
+
+
 class Banded(Tensor):
     """Part of a tensor [...] along one of its dimensions.
 
@@ -46,6 +64,7 @@ class Banded(Tensor):
     sink      of the result, into which bands are written: the spans of all that came
     owner     of its memory
     severed   owners of memory of which stock's code has a view here, and this is a copy
+    later     of a skipped one: how it is made if a band meets it; None: it is not
     """
 
     held: Tensor
@@ -57,6 +76,7 @@ class Banded(Tensor):
     sink: list[Span] | None
     owner: Owner
     severed: tuple[weakref.ref[Owner], ...]
+    later: Later | None
 
     @staticmethod
     def __new__(
@@ -78,7 +98,7 @@ class Banded(Tensor):
             cls, torch.Size(shape), strides=strides, dtype=held.dtype, device=device or held.device, requires_grad=False
         )
         made.held, made.axis, made.span, made.share = held, dim, span, share
-        made.sink, made.severed, made.owner = sink, (), Owner()
+        made.sink, made.severed, made.owner, made.later = sink, (), Owner(), None
         return made  # type: ignore[no-any-return]
 
     def __repr__(self, **_options: Any) -> str:  # type: ignore[override]
@@ -130,9 +150,11 @@ class Banded(Tensor):
         return cls.operation(func, args, kwargs or {})
 
 
-def skipped(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Banded:
+def skipped(shape: torch.Size, dtype: torch.dtype, device: torch.device, later: Later | None = None) -> Banded:
     """A tensor of this shape that another call computes."""
-    return Banded(torch.empty(shape, dtype=dtype, device="meta"), device=device)
+    made = Banded(torch.empty(shape, dtype=dtype, device="meta"), device=device)
+    made.later = later
+    return made
 
 
 def _strides(held: Tensor, shape: list[int]) -> list[int]:
