@@ -231,7 +231,9 @@ class _Way:
         before, kept, worst, products = meter.most, meter.now, meter.worst, meter.products
         around = self._before + self._after
         room = max(room, before)  # what is less than that which is whole saves nothing
-        most = min(MOST_BANDS, self._sides // self._unit, 2 * self._sides // max(1, around))
+        # A band that enters at the edge of the picture, but is not the first, makes all up to the edge.
+        inner = max(2, self._sides // (max(self._before, self._after) + self._unit))
+        most = min(MOST_BANDS, self._sides // self._unit, 2 * self._sides // max(1, around), inner)
         if most < 2:
             raise Unreadable("it is too small for two bands")
         count = 2

@@ -173,3 +173,22 @@ def test_what_passes_beside_the_module_where_bands_begin_is_made_again() -> None
     got = net.decode(z, room=room)
     # The norm reads what enters the bands, so its statistics are those of one pass.
     torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-3)
+
+
+def test_only_the_first_and_the_last_band_reach_an_edge() -> None:
+    """An inner band that enters at the edge of the picture makes all up to it, and takes more than a broader one."""
+    torch.manual_seed(4)
+    net: Any = nn.Module()
+    net.encoder = nn.Conv2d(3, 4, 1)
+    net.decoder = nn.Sequential(*(nn.Conv2d(4, 4, 3, padding=1) for _ in range(8)), nn.Upsample(scale_factor=4))
+    decode: Callable[[Tensor], Tensor] = net.decoder.forward
+    kind = type("Net", (nn.Module,), {"decode": lambda _self, z: decode(z), "encode": lambda _self, x: x})
+    net.__class__ = kind
+    z = torch.randn(1, 4, 8, 80)
+    want = net.decode(z)
+    install.fuse(net)
+    call, job = net._call(True), Job(tuple(z.shape), z.dtype, CPU, CPU)
+    plan = net.fusestream_plans.find(call, job, 1)
+    assert isinstance(plan, Plan) and len(plan.bands) == 8
+    assert all(band.enters[0] > 0 for band in plan.bands[1:]) and all(band.enters[1] < 80 for band in plan.bands[:-1])
+    torch.testing.assert_close(net.decode(z, room=1), want, atol=1e-5, rtol=1e-4)
