@@ -20,7 +20,7 @@ import torch
 
 from ..base.hooks import ENCODES, HEAD, STREAMED
 from ..base.subclassing import mix
-from ..weights.storage import Integers, Numbers, bytes_of_halves, storage_of
+from ..weights.storage import Integers, bytes_of_halves, storage_of
 from . import progress, vram_pool
 from .block_stream import BlockStream
 from .less_vram import with_ever_less
@@ -96,14 +96,14 @@ class _Encodes:
 
 
 def halves_at_a_time(stream: BlockStream) -> int:
-    """Bytes of the halves that products make of packed weights at a time: of the largest matrices of
-    a block, and those of the last one once more in the type that ComfyUI unpacks to."""
+    """Bytes of the halves that products make at a time of weights in other types: of the largest
+    matrices of a block, and of one of them once more, in the type that ComfyUI unpacks to."""
     of_blocks = ([_halves(paged.stand_in) for paged in block.paged] for block in stream.blocks)
     return max((sum(sorted(found)[-HALVES:]) + max(found, default=0) for found in of_blocks), default=0)
 
 
 def _halves(weight: Any) -> int:
-    return 0 if isinstance(storage_of(weight), Integers | Numbers) else bytes_of_halves(weight)
+    return 0 if isinstance(storage_of(weight), Integers) else bytes_of_halves(weight)
 
 
 def _with_room(stream: BlockStream, run: Callable[[], Any], what: str) -> Any:
