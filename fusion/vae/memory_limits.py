@@ -101,6 +101,24 @@ SMALL_CARD = 4 << 30  # bytes in all of the smallest cards that ComfyUI's code m
 
 
 @contextlib.contextmanager
+def in_this_thread(owner: Any, name: str, answer: Callable[..., Any]) -> Iterator[None]:
+    """While calls of a function of ComfyUI's from this thread are answered by another one, which gets
+    it first."""
+    own, thread = getattr(owner, name), threading.get_ident()
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != thread:
+            return own(*args, **kwargs)
+        return answer(own, *args, **kwargs)
+
+    setattr(owner, name, called)
+    try:
+        yield
+    finally:
+        setattr(owner, name, own)
+
+
+@contextlib.contextmanager
 def told_of_card(nbytes: int) -> Iterator[list[int]]:
     """While ComfyUI's code in this thread is told of a card of so many bytes in all, because some of
     it chooses by these how many frames it computes at a time; 0: the card's own.
@@ -108,21 +126,15 @@ def told_of_card(nbytes: int) -> Iterator[list[int]]:
     Yields a list that has an entry for each time that it asked.
     """
     asked: list[int] = []
-    thread, management = threading.get_ident(), comfy.model_management
-    own: Any = management.get_total_memory
 
-    def total(dev: Any = None, torch_total_too: bool = False) -> Any:
-        if threading.get_ident() == thread:
-            asked.append(nbytes)
-        if threading.get_ident() != thread or not nbytes:
+    def total(own: Any, dev: Any = None, torch_total_too: bool = False) -> Any:
+        asked.append(nbytes)
+        if not nbytes:
             return own(dev, torch_total_too)
         return (nbytes, nbytes) if torch_total_too else nbytes
 
-    management.get_total_memory = total
-    try:
+    with in_this_thread(comfy.model_management, "get_total_memory", total):
         yield asked
-    finally:
-        management.get_total_memory = own
 
 
 class Leftovers:

@@ -83,7 +83,12 @@ class Missing(NamedTuple):
     form: torch.memory_format
 
     def on(self, device: torch.device) -> Tensor:
+        """A copy on the device."""
         return self.tensor.to(device, self.dtype, memory_format=self.form)
+
+    def place(self, device: torch.device) -> Tensor:
+        """Memory for one on the device, with any numbers."""
+        return torch.empty_like(self.tensor, dtype=self.dtype, device=device, memory_format=self.form)
 
 
 def missing(model: nn.Module, device: torch.device, parts: tuple[str, ...] = ("",)) -> list[Missing]:

@@ -89,9 +89,9 @@ def test_a_block_gives_its_place_to_the_next(stock: Any, monkeypatch: pytest.Mon
             for own in dict(module.named_parameters(recurse=False)):
                 setattr(module, f"{own}_comfy_model_dtype", torch.float64)
     device = torch.device("meta")  # away, as a card is
-    brought, within = list[int](), BlocksAhead._bring
+    brought, within = list[int](), BlocksAhead._ask
     monkeypatch.setattr(
-        BlocksAhead, "_bring", lambda weights, number: (brought.append(number), within(weights, number))[1]
+        BlocksAhead, "_ask", lambda weights, number: (brought.append(number), within(weights, number))[1]
     )
     with contextlib.closing(BlocksAhead(net, name, len(blocks), device)) as ahead:
         for number in (0, 1, 3, 0):

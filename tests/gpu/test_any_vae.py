@@ -190,3 +190,52 @@ def test_block_by_block_through_the_loader_is_stocks(tmp_path: Path, kernels: An
     assert got.shape == want.shape and apart < HALF_ERROR
     comfy.model_management.unload_all_models()
     assert all(tensor.device.type == "cpu" for tensor in ours.first_stage_model.parameters())
+
+
+@torch.inference_mode()
+def test_a_plan_is_found_while_the_weights_are_in_ram() -> None:
+    """As ComfyUI asks for it, before it loads them; and none of its buffers for weights is made meanwhile."""
+    import comfy.model_management
+    from any_vaes import LOCAL
+
+    from fusestream.fusion.vae.banded import install
+    from fusestream.fusion.vae.banded.plan import Plan
+    from fusestream.fusion.vae.banded.rehearsal import Job
+
+    kind, card = LOCAL["LTX-2"], torch.device("cuda", torch.cuda.current_device())
+    net, z = kind.net().half(), kind.given("decode", 4, 8, 3)
+    install.fuse(net)
+    buffers = dict(comfy.model_management.STREAM_CAST_BUFFERS)
+    job = Job(tuple(z.shape), torch.float16, card, card)
+    plan = net.fusestream_plans.at_once(net._call(True), job, 1 << 40)
+    assert isinstance(plan, Plan) and plan.worst >= plan.peak > 0, plan
+    assert comfy.model_management.STREAM_CAST_BUFFERS == buffers
+
+
+@torch.inference_mode()
+def test_the_next_block_comes_into_the_room_of_the_last() -> None:
+    """Many blocks pass through the memory of two, in the order of the computation, and the products are theirs."""
+    from fusestream.fusion.vae.block_by_block.weights import BlocksAhead
+
+    side, count, card = 4096, 12, torch.device("cuda", torch.cuda.current_device())
+    net = torch.nn.Module()
+    net.blocks = torch.nn.ModuleList(torch.nn.Linear(side, side, bias=False).half() for _ in range(count))
+    x = torch.randn(2048, side, device=card).half()
+    want = [x @ block.weight.cuda().T for block in net.blocks]
+    want = [each.float().norm().item() for each in want]
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    found = []
+    ahead = BlocksAhead(net, "blocks", count, card)
+    for number, block in enumerate(net.blocks):
+        with ahead.on_card(number):
+            for _ in range(4):  # computes longer than a copy takes
+                made = block(x)
+            found.append(made.float().norm())
+    ahead.close()
+    assert [each.item() for each in found] == pytest.approx(want, rel=1e-3)
+    block, beside = 2 * side * side, 4 * 2048 * side * 4
+    assert torch.cuda.max_memory_allocated() - before <= 2 * block + beside
+    assert all(each.weight.device.type == "cpu" for each in net.blocks)

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import comfy.model_management
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..bands import Span
-from ..memory_limits import told_of_card
+from ..memory_limits import in_this_thread, told_of_card
 from . import convolving, shaping  # noqa: F401 - they enter their operations into the table
 from .arguments import mapped, on_meta, tensors
 from .meter import Meter
@@ -106,11 +107,18 @@ class _Plain(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)
 
 
+def _no_stream(*_: Any) -> None:
+    return None
+
+
 @contextlib.contextmanager
 def rehearsing(device: torch.device) -> Iterator[None]:
-    """While a network is called without computing: nothing is drawn of torch's random numbers."""
+    """While a network is called without computing: nothing is drawn of torch's random numbers, and
+    weights in RAM are not brought. ComfyUI would bring them through buffers and streams that it
+    keeps."""
     devices = [device] if device.type == "cuda" else []
-    with torch.inference_mode(), torch.random.fork_rng(devices=devices), _Plain():  # type: ignore[no-untyped-call]
+    random, offload = torch.random.fork_rng(devices=devices), (comfy.model_management, "get_offload_stream")
+    with torch.inference_mode(), random, in_this_thread(*offload, _no_stream), _Plain():  # type: ignore[no-untyped-call]
         try:
             yield
         except Unreadable:
