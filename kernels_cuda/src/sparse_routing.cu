@@ -4,20 +4,22 @@
 //   choice   score[i, j] = <mean_q[i], mean_k[j]>. Row i visits the blocks within `near` of the diagonal, the first
 //   `sinks`,
 //            and the last block if it is shorter than the others, as no mean could stand for it; then its best, until
-//            they are `most`; and those more than `deviations` standard deviations above the row's mean score
+//            they are `most` and what is left has no more than `left` of the row's weight; and those more than
+//            `deviations` standard deviations above the row's mean score
+//   weight   weight[i, j] = n_j exp(scale score[i, j]) / its sum over j,    n_j: tokens of block j
 //
-// Equal scores: the earlier block. A NaN ranks with what is visited in any case, so what is broken shows. The lists
-// come out in order of the blocks, which neighbouring query blocks then read from L2 together, and as bits, for
-// attention's tail. The scale of the scores is positive and would change nothing.
+// Equal scores: the earlier block. A NaN ranks with what is visited in any case, so what is broken shows; by weight it
+// is. The lists come out in order of the blocks, which neighbouring query blocks then read from L2 together, and as
+// bits, for attention's tail. The scale is positive: it matters for weights alone.
 //
-// Layout. x: [batch, token, head, d] halves, any strides, a head's d elements adjacent and 16-byte aligned. Means:
-// [batch, head, block, d] halves. Lists: [batch, head, query block, width] int32, counts [batch, head, query block],
-// bits [batch, head, query block, words], one for each 32 blocks and an even number of them, as attention looks at 64
-// blocks at a time.
+// Layout. x: [batch, token, head, d] halves or bf16, any strides, a head's d elements adjacent and 16-byte aligned.
+// Means: [batch, head, block, d] of the same type. Lists: [batch, head, query block, width] int32, counts [batch, head,
+// query block], bits [batch, head, query block, words], one for each 32 blocks and an even number of them, as attention
+// looks at 64 blocks at a time.
 //
 // Access. Means: a warp a block, 16 bytes a lane; x is read once. Choice: a block of threads per query block; keys'
 // means, d * 2 bytes each, from L2. The last score that is taken is found bit by bit, from the top: 32 times it is
-// counted how many scores are no smaller.
+// counted how many scores are no smaller, and by weight what those weigh.
 
 #include "half.cuh"
 #include "vector.cuh"
@@ -27,12 +29,22 @@ struct BlockMeansParams {
     __half* means;
     i64 x_batch, x_token, x_head;
     int tokens, size, blocks, heads;
+    int is_bf16;  // x and means: bf16, not half
 };
+
+// Eight elements of either type, as they lie in memory.
+__device__ inline void unpack_as(const Pack<__half>& pack, float (&x)[kPack], int is_bf16) {
+#pragma unroll
+    for (int i = 0; i < kPack / 2; i++) {
+        const float2 pair = is_bf16 ? two_floats<__nv_bfloat16>(pack.words[i]) : to_floats(pack.words[i]);
+        x[2 * i] = pair.x, x[2 * i + 1] = pair.y;
+    }
+}
 
 template <int kD>
 __device__ inline void block_means(const BlockMeansParams& p) {
-    constexpr int kUsed = kD / 8, kRows = 32 / (kUsed > 8 ? 16 : 8);  // lanes of a row; rows at a time
-    constexpr int kLanes = 32 / kRows;
+    constexpr int kUsed = kD / 8, kLanes = kUsed > 16 ? 32 : kUsed > 8 ? 16 : 8;  // of a row
+    constexpr int kRows = 32 / kLanes;                                            // at a time
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int block = blockIdx.x * (blockDim.x / 32) + warp;
     if (block >= p.blocks) return;
@@ -45,7 +57,7 @@ __device__ inline void block_means(const BlockMeansParams& p) {
             Pack<__half> pack;
             load_pack<Reading::kCached>(pack, head + token * p.x_token + column * kPack);
             float x[kPack];
-            unpack(pack, x);
+            unpack_as(pack, x, p.is_bf16);
 #pragma unroll
             for (int i = 0; i < kPack; i++) sum[i] += x[i];
         }
@@ -59,7 +71,10 @@ __device__ inline void block_means(const BlockMeansParams& p) {
     const float share = end > first ? 1.0f / (end - first) : 0.0f;
     Pack<__half> mean;
 #pragma unroll
-    for (int i = 0; i < kPack / 2; i++) mean.words[i] = to_halves(sum[2 * i] * share, sum[2 * i + 1] * share);
+    for (int i = 0; i < kPack / 2; i++) {
+        const float low = sum[2 * i] * share, high = sum[2 * i + 1] * share;
+        mean.words[i] = p.is_bf16 ? to_bf16s(low, high) : to_halves(low, high);
+    }
     store_pack(p.means + ((i64(blockIdx.z) * p.heads + blockIdx.y) * p.blocks + block) * kD + lane * kPack, mean);
 }
 
@@ -74,11 +89,16 @@ struct ChooseParams {
     int most, near, sinks;
     int always_last;  // whether the last block is shorter
     int by_deviation;
+    int by_weight;
+    int last_tokens;  // of the last block
+    int is_bf16;      // means: bf16, not half
     float deviations;
-    float per_query;  // key blocks to a query block: where the diagonal is
+    float per_query;   // key blocks to a query block: where the diagonal is
+    float scale_log2;  // of the scores, * log2(e); positive
+    float left;        // share of a row's weight that may be left
 };
 
-constexpr int kChoosers = 256;
+constexpr int kChoosers = 256, kKeyBlock = 64;
 
 constexpr unsigned kFirst = ~0u;  // ranks above every number
 
@@ -87,6 +107,11 @@ __device__ inline unsigned ordered(float x) {
     const unsigned bits = __float_as_uint(x);
     if (x != x) return kFirst;
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+// Back to the float.
+__device__ inline float number_of(unsigned rank) {
+    return __uint_as_float(rank & 0x80000000u ? rank & 0x7fffffffu : ~rank);
 }
 
 // The sum over a block of threads, in a fixed order.
@@ -113,6 +138,56 @@ __device__ inline int count_of(const unsigned* scores, int blocks, unsigned leas
     return count;
 }
 
+// The largest over a block of threads.
+__device__ inline unsigned block_max(unsigned x) {
+    __shared__ unsigned greatest;
+    if (threadIdx.x == 0) greatest = 0;
+    __syncthreads();
+    atomicMax(&greatest, x);
+    __syncthreads();
+    return greatest;
+}
+
+// What blocks weigh in a row, the best score's as 1 for a whole block. Of a NaN: nothing, it is visited in any case.
+struct Weights {
+    const ChooseParams& p;
+    const unsigned* ranks;
+    float top;
+
+    __device__ float of(int j) const {
+        const unsigned rank = ranks[j];
+        if (rank == kFirst) return 0;
+        const float score = number_of(rank);
+        const float weight = score == top ? 1.0f : exp2f((score - top) * p.scale_log2);
+        return j == p.blocks - 1 ? weight * p.last_tokens / kKeyBlock : weight;
+    }
+    // Of all with a rank of at least that. For all threads of a block together.
+    __device__ float from(unsigned least) const {
+        float sum = 0;
+        for (int j = threadIdx.x; j < p.blocks; j += kChoosers) sum += ranks[j] >= least ? of(j) : 0.0f;
+        return block_sum(sum);
+    }
+};
+
+// How many blocks, with those that are visited in any case, so that these and the best others have weight `enough`
+// beside what the former have. For all threads of a block together.
+__device__ inline int wanted_by_weight(const Weights& weights, float enough) {
+    const unsigned* ranks = weights.ranks;
+    const int blocks = weights.p.blocks;
+    if (!(enough > 0)) return count_of(ranks, blocks, kFirst);
+    unsigned last = 0;  // the largest rank from which on that much is there
+    for (unsigned bit = 1u << 31; bit != 0; bit >>= 1) {
+        if (weights.from(last | bit) >= enough) last |= bit;
+    }
+    if (last == 0) return blocks;  // rounding: not even all are enough
+    // Of equal scores as many as it takes: a shorter block is none of them.
+    const float missing = enough - weights.from(last + 1);
+    const int above = count_of(ranks, blocks, last + 1), equals = count_of(ranks, blocks, last) - above;
+    const float each =
+        number_of(last) == weights.top ? 1.0f : exp2f((number_of(last) - weights.top) * weights.p.scale_log2);
+    return above + min(max(int(ceilf(missing / each)), 1), equals);
+}
+
 extern "C" __global__ void __launch_bounds__(kChoosers) choose_blocks(const __grid_constant__ ChooseParams p) {
     extern __shared__ unsigned rank_of[];  // [blocks] scores to sort by, then the row's bits
     unsigned* bits = rank_of + p.blocks;
@@ -134,7 +209,7 @@ extern "C" __global__ void __launch_bounds__(kChoosers) choose_blocks(const __gr
                 load_pack<Reading::kCached>(a, q + c);
                 load_pack<Reading::kCached>(b, k + i64(j) * p.d + c);
                 float x[kPack], y[kPack];
-                unpack(a, x), unpack(b, y);
+                unpack_as(a, x, p.is_bf16), unpack_as(b, y, p.is_bf16);
 #pragma unroll
                 for (int i = 0; i < kPack; i++) score = fmaf(x[i], y[i], score);
             }
@@ -155,17 +230,29 @@ extern "C" __global__ void __launch_bounds__(kChoosers) choose_blocks(const __gr
     }
     const float from = blockIdx.x * p.per_query, to = (blockIdx.x + 1) * p.per_query;
     __syncthreads();
+    Weights weights{p, rank_of, 0};
+    float enough = 0;
+    if (p.by_weight) {
+        unsigned best = 0;
+        for (int j = threadIdx.x; j < p.blocks; j += kChoosers)
+            best = max(best, rank_of[j] == kFirst ? 0u : rank_of[j]);
+        weights.top = number_of(block_max(best));
+        enough = weights.from(0) * (1 - p.left);
+    }
+    float always = 0;  // the weight of what is visited in any case
     for (int j = threadIdx.x; j < p.blocks; j += kChoosers) {
         const bool beside = j + 1 + p.near > from && j - p.near < to;
         if (beside || j < p.sinks || (p.always_last && j == p.blocks - 1)) {
+            if (p.by_weight) always += weights.of(j);
             rank_of[j] = kFirst;
             atomicOr(&bits[j / 32], 1u << j % 32);
         }
     }
     __syncthreads();
+    int most = min(p.most, p.blocks);
+    if (p.by_weight) most = max(most, wanted_by_weight(weights, enough - block_sum(always)));
     // The largest value that at least `most` scores reach: the last of them that is taken.
     unsigned last = 0;
-    const int most = min(p.most, p.blocks);
     for (unsigned bit = 1u << 31; bit != 0; bit >>= 1) {
         if (count_of(rank_of, p.blocks, last | bit) >= most) last |= bit;
     }
@@ -204,3 +291,4 @@ extern "C" __global__ void __launch_bounds__(kChoosers) choose_blocks(const __gr
 BLOCK_MEANS(64)
 BLOCK_MEANS(96)
 BLOCK_MEANS(128)
+BLOCK_MEANS(256)

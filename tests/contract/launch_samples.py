@@ -88,8 +88,9 @@ def _linear(draw: Draw) -> Operands:
 
 
 def _routed(draw: Draw) -> Operands:
-    q, k, v = _heads(draw, 64, 96, 128)
-    return {"q": q, "k": k, "v": v, "most": draw.of(2, 9), "deviations": draw.of(None, 0.5)}
+    q, k, v = _heads(draw, 64, 96, 128, 256)
+    asked = {"most": draw.of(2, 9), "deviations": draw.of(None, 0.5), "left": draw.of(None, 0.1)}
+    return {"q": q, "k": k, "v": v, **asked}
 
 
 def _behind(draw: Draw, batch: int, frames: int, run: int, n: int) -> Operands:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 
 import pytest
 import torch
-from gpu.support import HALF_STEP, on
+from gpu.support import STEPS, on
 from gpu.test_attention import LENGTHS, check, inputs, oracle, reference, score_error
-from gpu.test_attention_turbo import TACTICS, meant, sums_of
+from gpu.test_attention_turbo import TACTICS, meant, rounded, sums_of
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
@@ -23,7 +25,11 @@ from fusestream.kernels_cuda.ops.attention.int8_heads import Int8Heads
 
 EXAMPLES = int(os.environ.get("FUSESTREAM_EXAMPLES") or 1250)
 MORE = {"max_examples": EXAMPLES, "deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
-HEADS = sparse_routing.HEADS
+HEADS, IN_HALVES = sparse_routing.HEADS, int8_heads.HEADS
+ASKED = ("most", "near", "sinks", "deviations", "left", "scale")
+
+
+EACH = pytest.mark.parametrize("tactic", (*TACTICS, TURBO_INT8), ids=str)  # in the fixture's stead
 
 
 @pytest.fixture(params=TACTICS, ids=str)
@@ -32,8 +38,8 @@ def tactic(request):
 
 
 @st.composite
-def choices(draw):
-    d = draw(st.sampled_from(HEADS))
+def choices(draw, sizes=HEADS):
+    d = draw(st.sampled_from(sizes))
     long = st.one_of(LENGTHS, st.integers(700, 3000))
     heads = draw(st.sampled_from([(1, 1), (2, 2), (3, 1), (4, 2)]))
     return {
@@ -43,7 +49,14 @@ def choices(draw):
         "near": draw(st.integers(0, 2)),
         "sinks": draw(st.integers(0, 3)),
         "deviations": draw(st.sampled_from([None, None, 0.0, 1.0, -0.5])),
+        "left": draw(st.sampled_from([None, None, 0.02, 0.1, 0.4, 1.0])),
+        "scale": draw(st.sampled_from([None, 0.02, 1.0])),
+        "dtype": draw(st.sampled_from([torch.float16, torch.float16, torch.bfloat16])),
     }
+
+
+def asked_of(c):
+    return {name: c[name] for name in ASKED}
 
 
 def chosen_of(blocks, tail):
@@ -65,21 +78,24 @@ def chosen_of(blocks, tail):
 @settings(**MORE)
 def test_the_choice(isa, c):
     """Means to their rounding. The choice: as the reference's in float64, but where scores are nearly equal."""
-    q, k, v = inputs(*c["sizes"], layout=c["layout"])
-    asked = {name: c[name] for name in ("most", "near", "sinks", "deviations")}
+    q, k, v = (t.to(c["dtype"]) for t in inputs(*c["sizes"], layout=c["layout"]))
+    step = STEPS[c["dtype"]][0]
+    asked = asked_of(c) | {"left": None}
     blocks, tail = choose_blocks(q, k, v, **asked, policy=on(isa))
     for mean, x in ((tail.k, k), (tail.v, v)):
         want = sparse_routing.block_means(x.double(), 64).transpose(1, 2)
-        assert (mean.double() - want).abs().max() <= HALF_STEP * want.abs().max() * 1.01 + 1e-6
+        assert (mean.double() - want).abs().max() <= step * want.abs().max() * 1.01 + 1e-6
     chosen = chosen_of(blocks, tail)
-    q_means = sparse_routing.block_means(q.double(), 128).half().double()
+    q_means = sparse_routing.block_means(q.double(), 128).to(c["dtype"]).double()
     group = q.shape[2] // k.shape[2]
     scores = q_means @ tail.k.double().transpose(1, 2).repeat_interleave(group, 1).transpose(-1, -2)
+    asked["scale"] = 1.0
     want, _, visited, _, _ = sparse_routing.reference(q.double(), k.double(), v.double(), *asked.values())
     other = chosen != ~Tail(tail.k, tail.v, visited).unvisited
     if other.any():
         # How far a score lies from the last that was taken, and from the bar. Blocks that are visited in any case come first.
-        always = sparse_routing.reference(q, k, v, most=0, near=c["near"], sinks=c["sinks"], deviations=None)[2]
+        rest = {"deviations": None, "left": None, "scale": 1.0}
+        always = sparse_routing.reference(q, k, v, most=0, near=c["near"], sinks=c["sinks"], **rest)[2]
         taken = ~Tail(tail.k, tail.v, always).unvisited
         ranked = scores.masked_fill(taken, torch.inf).sort(dim=-1, descending=True).values
         edges = [ranked[..., at : at + 1] for at in (c["most"] - 1, c["most"]) if 0 <= at < scores.shape[-1]]
@@ -90,16 +106,43 @@ def test_the_choice(isa, c):
             q_means.abs() @ tail.k.double().abs().transpose(1, 2).repeat_interleave(group, 1).transpose(-1, -2)
         ).amax()
         # The score, the row's mean and its deviation, each by the rounding of both means.
-        assert gaps[other].max() <= 6 * HALF_STEP * reach + 1e-6, str(c)
+        assert gaps[other].max() <= 6 * step * reach + 1e-6, str(c)
 
 
-@given(choices())
+@given(choices(), st.sampled_from([0.02, 0.1, 0.4, 1.0]))
+@seed(int(os.environ.get("FUSESTREAM_SEED") or 0))
+@settings(**MORE)
+def test_the_choice_by_weight(isa, c, left):
+    """By float64 over the kernel's own means of keys: what is left weighs no more than asked, and without the worst block that is
+    visited for its weight it would weigh more. What is visited is the best."""
+    q, k, v = (t.to(c["dtype"]) for t in inputs(*c["sizes"], layout=c["layout"]))
+    asked = asked_of(c) | {"most": 0, "deviations": None, "left": left}
+    blocks, tail = choose_blocks(q, k, v, **asked, policy=on(isa))
+    chosen, few = chosen_of(blocks, tail), choose_blocks(q, k, v, **asked | {"left": None}, policy=on(isa))
+    by_weight = chosen & few[1].unvisited
+    q_means = sparse_routing.block_means(q.double(), 128).to(c["dtype"]).double()
+    k_means = tail.k.double().transpose(1, 2).repeat_interleave(q.shape[2] // k.shape[2], 1)
+    scores, scale = q_means @ k_means.transpose(-1, -2), c["sizes"][-1] ** -0.5 if c["scale"] is None else c["scale"]
+    # A mean of queries may be rounded otherwise, when its sum lies between two of its type.
+    slack = 2 * STEPS[c["dtype"]][0] * float((q_means.abs() @ k_means.abs().transpose(-1, -2)).amax()) + 1e-6
+    share = sparse_routing.block_weights(scores, k.shape[1], scale)
+    share = share / share.sum(-1, keepdim=True)
+    much = math.expm1(2 * slack * scale) + 1e-5
+    rest = (share * ~chosen).sum(-1)
+    assert (rest <= left + much).all(), str(c)
+    worst = scores.masked_fill(~by_weight, torch.inf).amin(-1, keepdim=True)
+    assert (scores.masked_fill(chosen, -torch.inf) <= worst + 2 * slack).all(), str(c)
+    least = share.masked_fill(~by_weight, torch.inf).amin(-1)
+    assert (rest + least + much > left)[by_weight.any(-1)].all(), str(c)
+
+
+@given(choices(IN_HALVES))
 @seed(int(os.environ.get("FUSESTREAM_SEED") or 0))
 @settings(**MORE)
 def test_the_tail(isa, tactic, c):
     """Attention over lists and means, against float64 over the same lists and means (and the same numbers in 8 bits)."""
     q, k, v = inputs(*c["sizes"], layout=c["layout"])
-    blocks, tail = choose_blocks(q, k, v, **{n: c[n] for n in ("most", "near", "sinks", "deviations")}, policy=on(isa))
+    blocks, tail = choose_blocks(q, k, v, **asked_of(c), policy=on(isa))
     call = Call("attention", *arguments(q, k, v, blocks=blocks, tail=tail), on(isa, "turbo"))
     assert next(op.obstacles(call), None) is None
     got = op.plan(call, card(0, isa), tactic)(*call.tensors)
@@ -119,13 +162,13 @@ def test_the_tail(isa, tactic, c):
     check(got, *want, sums_of(tactic), error, str(c))
 
 
-@given(choices())
+@given(choices(IN_HALVES))
 @seed(int(os.environ.get("FUSESTREAM_SEED") or 0))
 @settings(**MORE | {"max_examples": EXAMPLES // 5})
 def test_the_tail_with_values_in_8_bits(isa, c):
     """As near as scores in 8 bits alone, but for what rounding values and weights costs."""
     q, k, v = inputs(*c["sizes"], layout=c["layout"])
-    blocks, tail = choose_blocks(q, k, v, **{n: c[n] for n in ("most", "near", "sinks", "deviations")}, policy=on(isa))
+    blocks, tail = choose_blocks(q, k, v, **asked_of(c), policy=on(isa))
     call = Call("attention", *arguments(q, k, v, blocks=blocks, tail=tail), on(isa, "turbo"))
     exact, sizes = oracle(q, k, v, blocks=blocks, tail=tail)
     alone, both = (
@@ -135,13 +178,15 @@ def test_the_tail_with_values_in_8_bits(isa, c):
     assert both <= 2 * alone + 0.01 * float(sizes.norm()), str(c)
 
 
-@pytest.mark.parametrize("tactic", (*TACTICS, TURBO_INT8), ids=str)
-@pytest.mark.parametrize("d", HEADS)
+@pytest.mark.parametrize("left", [None, 0.3])
+@pytest.mark.parametrize(
+    ("tactic", "d"), [*itertools.product(TACTICS, IN_HALVES), *((TURBO_INT8, d) for d in HEADS)], ids=str
+)
 @pytest.mark.parametrize(("s", "t"), [(1, 1), pytest.param(130, 200, marks=pytest.mark.sanitize)])
-def test_ends_and_corners(isa, tactic, d, s, t):
+def test_ends_and_corners(isa, tactic, d, s, t, left):
     """Small: what the sanitizers see."""
     q, k, v = inputs(2, s, t, 2, 1, d, layout="beginning")
-    blocks, tail = choose_blocks(q, k, v, most=1, near=0, deviations=1.0, policy=on(isa))
+    blocks, tail = choose_blocks(q, k, v, most=1, near=0, deviations=1.0, left=left, policy=on(isa))
     chosen_of(blocks, tail)
     call = Call("attention", *arguments(q, k, v, blocks=blocks, tail=tail), on(isa, "turbo"))
     got = op.plan(call, card(0, isa), tactic)(*call.tensors)
@@ -150,6 +195,7 @@ def test_ends_and_corners(isa, tactic, d, s, t):
     check(got, exact, sizes, sums_of(tactic), error, "ends")
 
 
+@EACH
 def test_nothing_but_the_tail(isa, tactic):
     """A row that visits no block: its means are all that it sees."""
     q, k, v = inputs(1, 256, 640, 2, 2, 128)
@@ -160,6 +206,9 @@ def test_nothing_but_the_tail(isa, tactic):
     call = Call("attention", *arguments(q, k, v, blocks=blocks, tail=tail), on(isa, "turbo"))
     got = op.plan(call, card(0, isa), tactic)(*call.tensors)
     exact, sizes = oracle(q, k, v, blocks=blocks, tail=tail)
+    if tactic.rounds_values:  # means have the scale of the values, of which they are an eighth
+        assert (got.double() - exact).abs().max() < 0.06
+        return
     error = 0.05 if tactic.in_8_bits else score_error(q, torch.cat((k, tail.k), 1), tactic.precision)
     check(got, exact, sizes, sums_of(tactic), error, "tail alone")
 
@@ -179,6 +228,48 @@ def test_special_values(isa):
     assert chosen_of(blocks, tail)[..., 10].all()
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_both_products_in_8_bits_carry_what_is_no_number(isa, value):
+    """As dense attention does: of a value its channel, of a key all rows that meet it, in its block or its mean; of a query its
+    row."""
+    q, k, v = inputs(1, 1280, 1280, 1, 1, 128)
+
+    def attended():
+        blocks, tail = choose_blocks(q, k, v, most=3, near=0, sinks=0, policy=on(isa))
+        call = Call("attention", *arguments(q, k, v, blocks=blocks, tail=tail), on(isa, "turbo"))
+        return op.plan(call, card(0, isa), TURBO_INT8)(*call.tensors)
+
+    v[0, 700, 0, 9] = value
+    got = attended()
+    assert got[..., 9].isnan().all() and got[..., :9].isfinite().all() and got[..., 10:].isfinite().all()
+    q[0, 300, 0, 5] = value
+    got = attended()
+    others = torch.arange(1280, device="cuda") != 300
+    assert got[0, 300].isnan().all() and got[0, others, 0, :9].isfinite().all()
+    k[0, 700] = value
+    assert attended().isnan().all()
+
+
+@pytest.mark.parametrize("d", HEADS)
+@pytest.mark.parametrize("share", [1, 64, 65, 1300])
+def test_both_products_in_8_bits_of_one_list_for_all_heads(isa, d, share):
+    """Odd lengths, grouped heads, rows that lie apart, blocks of one key and lists of one block, in any order: against float64 over
+    what the numbers stand for, as dense attention in 8 bits is."""
+    q, k, v = inputs(2, 300, share, 4, 2, d, layout="packed")
+    count = -(-share // 64)
+    order = torch.rand(1, 1, 3, count, device="cuda").argsort(-1).int()
+    for many in {1, count // 2, count} - {0}:
+        blocks = BlockList(order, torch.full((1, 1, 3), many, dtype=torch.int32, device="cuda"), 128, 64)
+        call = Call("attention", *arguments(q, k, v, blocks=blocks), on(isa, "turbo"))
+        got = op.plan(call, card(0, isa), TURBO_INT8)(*call.tensors).double()
+        _, _, values, wide = rounded(isa, call)
+        exact = reference(*wide, blocks=blocks)
+        reach = (values.scales.double() * 127).repeat_interleave(2, 1)[:, None]
+        allowed = reach * 2 * int8_heads.TILE / 254 + exact.abs() * 2.0**-10 + 1e-3
+        assert ((got - exact).abs() <= allowed).all() and got.isfinite().all()
+
+
+@EACH
 def test_all_blocks_are_dense_attention(isa, tactic):
     q, k, v = inputs(1, 1300, 1300, 2, 2, 128)
     blocks, tail = choose_blocks(q, k, v, most=99, policy=on(isa))
@@ -194,7 +285,7 @@ def test_graph_and_repeats(isa):
     q, k, v = inputs(1, 900, 900, 2, 2, 64)
 
     def run(q, k, v):
-        blocks, tail = choose_blocks(q, k, v, most=4, policy=on(isa))
+        blocks, tail = choose_blocks(q, k, v, most=4, left=0.5, policy=on(isa))
         return attention(q, k, v, blocks=blocks, tail=tail, policy=on(isa))
 
     run(q, k, v)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from ctypes import c_float, c_int, c_int64
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from ..views.checks import check_shape, word, wrong_dtype
 from ..views.rows import head_obstacles, rows_apart
 from .attention_operands import BlockList, Tail
 
-HEADS = (64, 96, 128)
+HEADS = (64, 96, 128, 256)
 QUERY_BLOCK, KEY_BLOCK = 128, 64  # tokens: what a block of the attention kernels has of queries, and a tile of keys
 PER_WORD = 32
 MOST_BLOCKS = 8192  # of keys: a row of scores lies in shared memory
@@ -41,16 +41,25 @@ def choose_blocks(
     near: int = 1,
     sinks: int = 1,
     deviations: float | None = None,
+    left: float | None = None,
+    scale: float | None = None,
     policy: KernelPolicy = STANDARD,
 ) -> tuple[BlockList, Tail]:
-    """Of q [batch, tokens, heads, d] and k, v [batch, key tokens, key heads, d] fp16, with strides as `attention` takes them.
+    """Of q [batch, tokens, heads, d] and k, v [batch, key tokens, key heads, d] fp16 or bf16, with strides as `attention` takes
+    them.
 
     Each block of 128 queries visits the blocks of 64 keys within `near` of the diagonal, the first `sinks`, the last one if it
     is short, then its best by the product of their means until they are `most`, and those more than `deviations` standard
     deviations above the row's mean. Lists are in order of the blocks. The tail holds the means of all blocks, and which of them
     each row visits.
+
+    left   share of a row's weight that may be left to the tail: more than `most` are visited until it is no more. The weight
+           is what the means say, a block's tokens times exp(scale * product)
+    scale  of the scores, as `attention` has it, for `left` alone; None: 1 / sqrt(d)
     """
-    keys, counts, visited, tail_k, tail_v = CHOOSE_BLOCKS((q, k, v), (most, near, sinks, deviations), policy)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    options = (most, near, sinks, deviations, left, scale)
+    keys, counts, visited, tail_k, tail_v = CHOOSE_BLOCKS((q, k, v), options, policy)
     blocks = BlockList(keys, counts, QUERY_BLOCK, KEY_BLOCK)
     return blocks, Tail(tail_k.transpose(1, 2), tail_v.transpose(1, 2), visited)
 
@@ -70,10 +79,10 @@ class Sizes(NamedTuple):
     @staticmethod
     def of(tensors: Tensors, options: Options) -> Sizes:
         q, k, _ = cast(tuple[Tensor, ...], tensors)
-        most, near, sinks, deviations = options
+        most, near, sinks, deviations, left, _ = options
         query_blocks, blocks = -(-q.shape[1] // QUERY_BLOCK), -(-k.shape[1] // KEY_BLOCK)
         always = math.ceil(blocks / max(query_blocks, 1)) + 2 + 2 * near + sinks + 1
-        width = blocks if deviations is not None else min(blocks, max(most, always))
+        width = blocks if deviations is not None or left is not None else min(blocks, max(most, always))
         words = -(-blocks // (2 * PER_WORD)) * 2
         return Sizes(q.shape[0], q.shape[2], k.shape[2], q.shape[3], query_blocks, blocks, width, words)
 
@@ -86,7 +95,7 @@ class Sizes(NamedTuple):
 def validate(call: Call) -> None:
     """Shapes and options that no implementation could serve."""
     q, k, v = call.operands
-    most, near, sinks, deviations = call.options
+    most, near, sinks, deviations, left, scale = call.options
     if q.ndim != 4 or k.ndim != 4 or k.shape[0] != q.shape[0] or k.shape[3] != q.shape[3]:
         raise ValueError(f"k: {list(k.shape)} does not go with q {list(q.shape)}: batch and d are equal")
     if k.shape[2] == 0 or q.shape[2] % k.shape[2]:
@@ -97,6 +106,10 @@ def validate(call: Call) -> None:
             raise ValueError(f"{name} is {count}, expected 0 or more")
     if deviations is not None and not math.isfinite(deviations):
         raise ValueError(f"deviations is {deviations}, expected a finite number or None")
+    if left is not None and not 0 <= left <= 1:  # NaN is in no range
+        raise ValueError(f"left is {left}, expected a share, 0 to 1, or None")
+    if not (math.isfinite(scale) and scale > 0):
+        raise ValueError(f"scale is {scale}, expected a positive number")
 
 
 # ---------------------------------------------------------------------------------------------------------- the maths
@@ -113,9 +126,19 @@ def block_means(x: Tensor, size: int) -> Tensor:
     return (sums / have[:, None, None]).transpose(1, 2).to(x.dtype).contiguous()
 
 
-def reference(q: Tensor, k: Tensor, v: Tensor, most: int, near: int, sinks: int, deviations: float | None) -> Chosen:
+def reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    most: int,
+    near: int,
+    sinks: int,
+    deviations: float | None,
+    left: float | None,
+    scale: float,
+) -> Chosen:
     """The oracle, with scores in fp32, or in float64 for float64 inputs."""
-    sizes = Sizes.of((q, k, v), (most, near, sinks, deviations))
+    sizes = Sizes.of((q, k, v), (most, near, sinks, deviations, left, scale))
     q_means, k_means, v_means = block_means(q, QUERY_BLOCK), block_means(k, KEY_BLOCK), block_means(v, KEY_BLOCK)
     wide = torch.promote_types(q.dtype, torch.float32)
     of_heads = k_means.to(wide).repeat_interleave(sizes.heads // sizes.key_heads, 1)
@@ -130,7 +153,13 @@ def reference(q: Tensor, k: Tensor, v: Tensor, most: int, near: int, sinks: int,
     # By score, then what comes first before the rest; of equals the earlier block.
     order = scores.sort(dim=-1, descending=True, stable=True).indices
     order = order.gather(-1, first.gather(-1, order).int().sort(dim=-1, descending=True, stable=True).indices)
-    chosen = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, order[..., :most], True) | always
+    wanted = torch.full((*scores.shape[:-1], 1), most, device=q.device)
+    if left is not None and sizes.blocks:
+        weights = block_weights(scores, k.shape[1], scale)
+        enough = (1 - left) * weights.sum(-1, keepdim=True)
+        reached = weights.gather(-1, order).cumsum(-1) >= enough
+        wanted = torch.maximum(wanted, torch.maximum((~reached).sum(-1, keepdim=True) + 1, first.sum(-1, keepdim=True)))
+    chosen = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, order, columns < wanted) | always
     if deviations is not None:
         bar = scores.mean(-1, keepdim=True) + deviations * scores.std(-1, correction=0, keepdim=True)
         chosen |= scores > bar
@@ -144,8 +173,19 @@ def reference(q: Tensor, k: Tensor, v: Tensor, most: int, near: int, sinks: int,
     return listed, counts, visited, k_means, v_means
 
 
-def fake(q: Tensor, k: Tensor, v: Tensor, most: int, near: int, sinks: int, deviations: float | None) -> Chosen:
-    s = Sizes.of((q, k, v), (most, near, sinks, deviations))
+def block_weights(scores: Tensor, tokens: int, scale: float) -> Tensor:
+    """What key blocks weigh in each row of scores [.., key blocks], as their means say it, the best score's as 1 for a whole
+    block; of a NaN 0. tokens: of all blocks together."""
+    known = scores.masked_fill(scores.isnan(), -math.inf)
+    top = known.amax(-1, keepdim=True)
+    weights = torch.where(known == top, torch.ones_like(known), ((known - top) * scale).exp())
+    if tokens % KEY_BLOCK:
+        weights[..., -1] *= (tokens % KEY_BLOCK) / KEY_BLOCK
+    return weights.masked_fill(scores.isnan(), 0)
+
+
+def fake(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> Chosen:
+    s = Sizes.of((q, k, v), options)
     rows = (s.batch, s.heads, s.query_blocks)
     means = (s.batch, s.key_heads, s.blocks, s.d)
     integers = (q.new_empty(shape, dtype=torch.int32) for shape in ((*rows, s.width), rows, (*rows, s.words)))
@@ -160,20 +200,22 @@ BlockMeansParams = parameter_struct(
     "BlockMeansParams",
     (Pointer, "x means"),
     (c_int64, "x_batch x_token x_head"),
-    (c_int, "tokens size blocks heads"),
+    (c_int, "tokens size blocks heads is_bf16"),
 )
 ChooseParams = parameter_struct(
     "ChooseParams",
     (Pointer, "q k list counts bits"),
     (c_int, "d blocks query_blocks heads heads_per_key_head width words most near sinks always_last by_deviation"),
-    (c_float, "deviations per_query"),
+    (c_int, "by_weight last_tokens is_bf16"),
+    (c_float, "deviations per_query scale_log2 left"),
 )
 
 
 def obstacles(call: Call) -> Iterator[str]:
     """What keeps the kernels from serving a call."""
     q, k, v = call.operands
-    yield from wrong_dtype((torch.float16,), q=q, k=k, v=v)
+    yield from wrong_dtype((torch.float16, torch.bfloat16), q=q)
+    yield from wrong_dtype((q.dtype,), k=k, v=v)
     yield from head_obstacles(q, HEADS)
     yield from rows_apart(q=q, k=k, v=v)
     s = Sizes.of(call.tensors, call.options)
@@ -184,20 +226,23 @@ def obstacles(call: Call) -> Iterator[str]:
 def plan(call: Call, card: Card, _: None = None) -> Plan:
     """Fix sizes, strides and grids; what remains per call is the outputs and the pointers."""
     s = Sizes.of(call.tensors, call.options)
-    most, near, sinks, deviations = call.options
+    most, near, sinks, deviations, left, scale = call.options
     q, k, v = call.operands
     if 0 in (s.batch, s.heads, s.query_blocks, s.blocks):
         return lambda q, k, v: reference(q, k, v, *call.options)  # nothing to launch
-    new_q_means = output((s.batch, s.heads, s.query_blocks, s.d), torch.float16, card.index)
-    new_means = output((s.batch, s.key_heads, s.blocks, s.d), torch.float16, card.index)
+    new_q_means = output((s.batch, s.heads, s.query_blocks, s.d), q.dtype, card.index)
+    new_means = output((s.batch, s.key_heads, s.blocks, s.d), q.dtype, card.index)
     rows = (s.batch, s.heads, s.query_blocks)
     shapes = ((*rows, s.width), rows, (*rows, s.words))
     new_list, new_counts, new_bits = (output(shape, torch.int32, card.index) for shape in shapes)
 
+    is_bf16 = q.dtype is torch.bfloat16
+
     def means(t: Tensor, size: int) -> Callable[..., None]:
         blocks = -(-t.shape[1] // size)
         where = strides("batch token head", x=t)
-        params = BlockMeansParams(tokens=t.shape[1], size=size, blocks=blocks, heads=t.shape[2], **where)
+        sizes = {"tokens": t.shape[1], "size": size, "blocks": blocks, "heads": t.shape[2]}
+        params = BlockMeansParams(**sizes, is_bf16=is_bf16, **where)
         kernel = card.kernel("sparse_routing", f"block_means_{s.d}")
         grid = (-(-blocks // WARPS), t.shape[2], t.shape[0])
         return kernel.prepare(params, grid=grid, block=WARPS * 32, shape=call.describe())
@@ -217,6 +262,11 @@ def plan(call: Call, card: Card, _: None = None) -> Plan:
         always_last=k.shape[1] % KEY_BLOCK != 0,
         by_deviation=deviations is not None,
         deviations=deviations or 0.0,
+        by_weight=left is not None,
+        left=left or 0.0,
+        last_tokens=k.shape[1] - (s.blocks - 1) * KEY_BLOCK,
+        scale_log2=scale * math.log2(math.e),
+        is_bf16=is_bf16,
         per_query=s.per_query,
     )
     choose = card.kernel("sparse_routing", "choose_blocks").prepare(
@@ -248,7 +298,7 @@ def shape_class(call: Call) -> str:
 CHOOSE_BLOCKS = Op(
     name="choose_blocks",
     schema=(
-        "(Tensor q, Tensor k, Tensor v, int most, int near, int sinks, float? deviations, str policy) -> "
+        "(Tensor q, Tensor k, Tensor v, int most, int near, int sinks, float? deviations, float? left, float scale, str policy) -> "
         "(Tensor, Tensor, Tensor, Tensor, Tensor)"
     ),
     reference=reference,

@@ -150,12 +150,28 @@ def _routed(draw: Draw) -> Operands:
         (1, 0, 70, 1, 1),
     )
     q, k, v = (draw.normal(b, n, heads, 8, dtype=torch.float64) for n, heads in ((s, h), (t, hk), (t, hk)))
-    most, near, sinks, deviations = draw.of((3, 1, 1, None), (0, 0, 0, 1.0), (2, 0, 0, None), (99, 2, 3, 0.5))
-    return {"q": q, "k": k, "v": v, "most": most, "near": near, "sinks": sinks, "deviations": deviations}
+    most, near, sinks, deviations, left, scale = draw.of(
+        (3, 1, 1, None, None, None),
+        (0, 0, 0, 1.0, None, None),
+        (99, 2, 3, 0.5, None, 2.0),
+        (2, 0, 0, None, 0.3, None),
+        (0, 1, 0, 0.5, 0.05, 9.0),
+        (0, 0, 1, None, 0.0, 1.0),
+    )
+    asked = {"most": most, "near": near, "sinks": sinks, "deviations": deviations, "left": left, "scale": scale}
+    return {"q": q, "k": k, "v": v, **asked}
 
 
 def _chosen(
-    q: Tensor, k: Tensor, v: Tensor, most: int, near: int, sinks: int, deviations: float | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    most: int,
+    near: int,
+    sinks: int,
+    deviations: float | None,
+    left: float | None,
+    scale: float | None,
 ) -> tuple[Tensor, ...]:
     """Which blocks each row of (batch, head, query block) looks at, and the means of all blocks."""
     b, s, h, _ = q.shape
@@ -170,7 +186,13 @@ def _chosen(
         chosen = {j for j in range(blocks) if j < sinks or i * each - near - 1 < j < (i + 1) * each + near}
         chosen |= {blocks - 1} if k.shape[1] % 64 else set()
         best = sorted(set(range(blocks)) - chosen, key=lambda j: (-float(scores[j]), j))
-        chosen |= set(best[: max(most - len(chosen), 0)])
+        count = max(most - len(chosen), 0)
+        if left is not None:
+            sizes = torch.tensor([min(64, k.shape[1] - j * 64) for j in range(blocks)])
+            weights = sizes * (scores * (q.shape[3] ** -0.5 if scale is None else scale)).exp()
+            while float(weights[best[count:]].sum()) > left * float(weights.sum()):
+                count += 1
+        chosen |= set(best[:count])
         if deviations is not None:
             bar = scores.mean() + deviations * scores.std(correction=0)
             chosen |= {j for j in range(blocks) if scores[j] > bar}
@@ -279,6 +301,7 @@ CONTRACTS = {
         _chosen,
         stock=None,
         seen=_lists_and_words,
+        bf16=True,
         base={**_ATTENDED, "most": 1},
         wrong=[
             ("k: 3 heads do not go with q's 2", {"k": torch.zeros(1, 4, 3, 8), "v": torch.zeros(1, 4, 3, 8)}),
@@ -286,6 +309,10 @@ CONTRACTS = {
             (".* is not k's shape", {"v": torch.zeros(1, 5, 2, 8)}),
             *((f"{name} is {value}", {name: value}) for name, value in (("most", -1), ("near", -1), ("sinks", -2))),
             ("deviations is nan", {"deviations": math.nan}),
+            ("left is nan", {"left": math.nan}),
+            ("left is 1.5", {"left": 1.5}),
+            ("scale is 0.0", {"scale": 0.0}),
+            ("scale is inf", {"scale": math.inf}),
         ],
     ),
 }  # fmt: skip

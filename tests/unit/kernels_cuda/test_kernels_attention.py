@@ -190,3 +190,42 @@ def test_all_blocks_are_dense_attention_and_half_with_a_tail_is_near_it():
     with_tail = (attention(q, k, v, blocks=blocks, tail=tail) - dense).norm() / dense.norm()
     without = (attention(q, k, v, blocks=blocks) - dense).norm() / dense.norm()
     assert with_tail < 0.7 * without < 0.2
+
+
+def test_each_head_has_the_blocks_that_its_bound_takes():
+    """Heads that look at few blocks, and heads that look at all: with as many blocks on average the worst head is nearer to dense
+    than by one number for all, and in no head do the keys that are left to means weigh more than asked. In a row they may, since
+    the weight that is bounded is that of the means."""
+    generator = torch.Generator().manual_seed(0)
+    alike, other = torch.randn(2, 1, 20, 4, 64, generator=generator).repeat_interleave(64, 2)
+    noise = torch.randn(3, 1, 1280, 4, 64, generator=generator)
+    q = (alike + 0.5 * noise[0]) * torch.tensor([0.5, 1.0, 1.5, 2.0])[:, None]
+    k, v = alike + 0.5 * noise[1], other + noise[2]
+    dense = attention(q, k, v)
+    weights = (q.transpose(1, 2) @ k.transpose(1, 2).transpose(-1, -2) / 8).softmax(-1).unflatten(-1, (-1, 64)).sum(-1)
+
+    def worst(**asked):
+        blocks, tail = choose_blocks(q, k, v, **asked)
+        off = (attention(q, k, v, blocks=blocks, tail=tail) - dense).norm(dim=(1, 3)) / dense.norm(dim=(1, 3))
+        left = (weights.unflatten(2, (-1, 128)).mean(3) * tail.unvisited).sum(-1)
+        return float(off.max()), blocks.counts.float().mean((0, 2)), float(left.mean((0, 2)).max())
+
+    before = 1.0
+    for bound in (0.3, 0.1, 0.03):
+        off, counts, left = worst(most=0, left=bound)
+        assert left <= bound and off < before and (counts.diff() <= 0).all() and counts[0] > 1.5 * counts[3]
+        assert off < 0.85 * worst(most=round(float(counts.mean())))[0]
+        before = off
+
+
+def test_of_equal_weights_the_earlier_blocks_are_visited():
+    q, k, v = inputs(1, 1280, 1280, 1, 1, 8)
+    k[:] = 1
+    asked = {"near": 0, "sinks": 0, "left": 0.77}  # 4.6 of 20 blocks
+    blocks, _ = choose_blocks(q, k, v, most=0, **asked)
+    assert blocks.keys[0, 0, 9, : int(blocks.counts[0, 0, 9])].tolist() == [0, 1, 2, 18, 19]
+    blocks, _ = choose_blocks(q, k, v, most=7, **asked)
+    assert blocks.counts[0, 0, 9] == 7, "`most` are visited at least"
+    k[0, 7 * 64] = torch.nan
+    blocks, _ = choose_blocks(q, k, v, most=0, **asked)
+    assert blocks.keys[0, 0, 9, : int(blocks.counts[0, 0, 9])].tolist() == [0, 1, 2, 7, 18, 19], "and weighs nothing"
