@@ -34,14 +34,14 @@ class SparseAttentionNode(Node):
         method: Method = widget(
             "top-k: in every attention anew, the blocks that fit best, and averages in place of the others. "
             "radial: always the same, fewer the further apart two frames are; for Wan, and for models that tell how "
-            "their tokens lie. Others stay dense with radial.",
+            "their tokens lie. Others stay dense with radial. bounded: as top-k, but as many blocks as each part needs.",
             default=Settings.method,
             options=METHODS,
         )
         share: float = widget(
             "Of the key blocks, how much top-k visits, neighbours among them. Less is faster and changes the video "
             f"more: {gains.SPARSE_ERRORS}. 1: dense. radial does not ask for it: its share follows from the size of the "
-            "video.",
+            "video. Nor does bounded, whose share follows from left_out.",
             default=Settings.share,
             between=(LEAST_SHARE, 1.0, 0.05),
         )
@@ -63,6 +63,12 @@ class SparseAttentionNode(Node):
             default=Settings.least_tokens,
             between=(0, 10000000, 1000),
             is_advanced=True,
+        )
+        left_out: float = widget(
+            "With bounded: how much of what each part looks at may be seen as averages alone, as the averages "
+            "themselves tell it. It visits the best blocks until no more is left. Less is nearer to dense, which 0 is.",
+            default=Settings.left_out,
+            between=(0.0, 1.0, 0.01),
         )
 
     @classmethod

@@ -1,9 +1,9 @@
 """The override: self-attention over a long video that visits some of the key blocks.
 
-    stock's call ─ long? not one of the first steps or layers? fp16 on the card?
+    stock's call ─ long? not one of the first steps or layers? fp16, or bf16 in 8 bits, on the card?
           ├─ no ──── the override that was there, or stock
-          ├─ top-k   q, k, v in tile order, a quarter of the heads at a time ─ choose_blocks ─
-          │          attention, with the means of unvisited blocks ─ back in the video's order
+          ├─ top-k,  q, k, v in tile order, a quarter of the heads at a time ─ choose_blocks ─
+          │ bounded  attention, with the means of unvisited blocks ─ back in the video's order
           └─ radial  attention with the fixed list, tokens in the video's order
 
 It wraps the override that was there before, FuseStream's own, another node's, or none, and passes
@@ -24,10 +24,11 @@ import torch
 from torch import Tensor
 
 from ...kernels_cuda import STANDARD, KernelPolicy, KernelRefused, attention, choose_blocks
+from ...kernels_cuda.ops.attention.attention import ONLY_INT8
 from ...kernels_cuda.ops.attention.attention_operands import heads_in
 from ...kernels_cuda.ops.attention.sparse_routing import HEADS, KEY_BLOCK, QUERY_BLOCK
 from ..base.policy import policy_of
-from ..fused.attention import OFF, StockCall, wrong_tensor
+from ..fused.attention import OFF, TYPES, StockCall, wrong_tensor
 from ..fused.block import HandBack
 from .order import Grid, tile_order
 from .radial import Radial, radial
@@ -101,14 +102,17 @@ class SparseAttention:
         """Why this cannot be sparse, in words a user understands; None if it can. The ledger gets
         the reason, too."""
         d = call.q.shape[-1] if call.skip_reshape else call.q.shape[-1] // call.heads
-        reason = wrong_tensor(call.q) or call.unknown()
-        if reason is None and d not in HEADS:
-            reason = f"heads have {d} elements, the kernels serve {', '.join(map(str, HEADS))}"
+        policy = policy_of(call.options) or STANDARD
+        in_8_bits = policy.attends == "turbo"
+        heads = [size for size in HEADS if in_8_bits or size != ONLY_INT8]
+        reason = wrong_tensor(call.q, TYPES if in_8_bits else TYPES[:1]) or call.unknown()
+        if reason is None and d not in heads:
+            reason = f"heads have {d} elements, the kernels serve {', '.join(map(str, heads))}"
         if reason is None and call.mask is not None:
             reason = MASKED
         if reason is None and self.settings.method == "radial" and grid_of(call) is None:
             reason = NO_GRID
-        if reason is None and (policy_of(call.options) or STANDARD).mode("attention") == "off":
+        if reason is None and policy.mode("attention") == "off":
             reason = OFF
         return None if reason is None else self._told(reason, call)
 
@@ -127,6 +131,8 @@ class SparseAttention:
         if self.settings.method == "radial":
             grid = grid_of(call)
             return ALL if grid is not None and self._radial(grid, call.q.device).visited == 1 else None
+        if self.settings.method == "bounded":
+            return ALL if self.settings.left_out == 0 else None
         blocks = -(-call.tokens // KEY_BLOCK)
         return ALL if self._most(blocks) >= blocks else None
 
@@ -150,7 +156,11 @@ class SparseAttention:
 
     def _by_scores(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, policy: KernelPolicy) -> Tensor:
         key_blocks = -(-k.shape[1] // KEY_BLOCK)
-        blocks, tail = choose_blocks(q, k, v, most=self._most(key_blocks), policy=policy)
+        if self.settings.method == "bounded":
+            left_out = self.settings.left_out
+            blocks, tail = choose_blocks(q, k, v, most=0, left=left_out, scale=scale, policy=policy)
+        else:
+            blocks, tail = choose_blocks(q, k, v, most=self._most(key_blocks), policy=policy)
         self.tally.visited(blocks, key_blocks)
         return attention(q, k, v, scale=scale, blocks=blocks, tail=tail, policy=policy)
 

@@ -68,7 +68,13 @@ def by_references(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("loaded", ["by stock", None, "sm_75"])
 @pytest.mark.parametrize(
-    ("latent", "settings"), [(VIDEO, {}), (VIDEO, {"share": 0.2}), (FRAMES_APART, {"method": "radial"})]
+    ("latent", "settings"),
+    [
+        (VIDEO, {}),
+        (VIDEO, {"share": 0.2}),
+        (VIDEO, {"method": "bounded", "left_out": 0.3}),
+        (FRAMES_APART, {"method": "radial"}),
+    ],
 )
 def test_the_latents_are_those_of_the_references(
     path: Path, loaded: Any, latent: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
@@ -136,6 +142,27 @@ def test_what_computes_in_bf16_stays_dense_and_says_so(path: Path) -> None:
     found = tallied(changed)
     assert found.sparse == 0 and set(dict(found.dense)) == {reason}
     assert reason in {refusal.reason for refusal in LEDGER.refusals if refusal.op == "sparse attention"}
+
+
+@pytest.mark.parametrize(("latent", "method"), [(VIDEO, "top-k"), (VIDEO, "bounded"), (FRAMES_APART, "radial")])
+def test_in_8_bits_bf16_is_sparse_too(
+    path: Path, isa: Any, latent: Any, method: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model in BF16 with a policy whose attention is in 8 bits."""
+    from fusestream.fusion.fused.attention import install
+
+    LEDGER.clear()
+    model = stock(path, dtype=torch.bfloat16)
+    install(model, KernelPolicy.of("auto", precision="turbo", isa=isa))
+    changed = sparse(model, method=method, left_out=0.3)
+    got, dense = sample(changed, latent), sample(model, latent)
+    found = tallied(changed)
+    assert found.dense == () and found.sparse >= STEPS * LAYERS and found.visited < 0.95
+    assert not [refusal for refusal in LEDGER.refusals if refusal.op == "sparse attention"]
+    by_references(monkeypatch)
+    want = sample(sparse(model, method=method, left_out=0.3), latent)
+    print(f"{isa or 'native'} {method}: {error(got, dense):.4f} from dense, {error(got, want):.4f} from the references")
+    assert error(got, want) < max(0.06, 0.5 * error(want, dense))
 
 
 def test_the_report_reads_what_the_card_counted(path: Path) -> None:

@@ -46,7 +46,7 @@ class Held:
 
 @pytest.fixture
 def served_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sparse_attention, "wrong_tensor", lambda _: None)
+    monkeypatch.setattr(sparse_attention, "wrong_tensor", lambda *_: None)
     monkeypatch.setattr(sparse_attention, "forced", lambda policy: policy)
 
 
@@ -132,6 +132,24 @@ def test_radial_by_its_list() -> None:
 
 
 @pytest.mark.usefixtures("served_here")
+@pytest.mark.parametrize("grid", [GRID, None])
+def test_bounded_by_its_weight(grid: Any) -> None:
+    """Of the scale that the call has."""
+    q, k, v = qkv()
+    order = None if grid is None else tile_order(GRID, q.device)
+    override, held = sparse(method="bounded", share=0.05, left_out=0.4)
+    options = {} if grid is None else {"grid_sizes": grid}
+    got = override(attention_pytorch, q, k, v, HEADS, scale=0.3, transformer_options=options)
+    ordered = tuple(apart(t) if order is None else apart(t)[:, order] for t in (q, k, v))
+    blocks, tail = choose_blocks(*ordered, most=0, left=0.4, scale=0.3)
+    want = attention(*ordered, scale=0.3, blocks=blocks, tail=tail)
+    want = want if order is None else torch.empty_like(want).index_copy_(1, order, want)
+    torch.testing.assert_close(got, want.flatten(2))
+    assert not held.calls
+    assert override.tally.read().visited == pytest.approx(float(blocks.counts.float().mean()) / 7)
+
+
+@pytest.mark.usefixtures("served_here")
 def test_a_larger_share_is_nearer_to_dense() -> None:
     q, k, v = qkv()
     dense = attention_pytorch(q, k, v, HEADS)
@@ -183,6 +201,7 @@ def test_without_another_override_stock_serves() -> None:
         ({"method": "radial"}, {"grid_sizes": (2, 8, 27)}, {}, "all blocks would be visited"),
         ({"share": 1.0}, {}, {}, "all blocks would be visited"),
         ({"share": 0.95}, {}, {}, "all blocks would be visited"),
+        ({"method": "bounded", "left_out": 0.0}, {}, {}, "all blocks would be visited"),
         ({"least_tokens": TOKENS + 1}, {}, {}, f"shorter than {TOKENS + 1} tokens"),
     ],
 )
@@ -213,9 +232,27 @@ def test_what_the_kernels_do_not_take_is_in_the_ledger() -> None:
 
     bf16 = "the model computes in bfloat16, the kernels in float16"
     assert told(qkv()[0].bfloat16(), HEADS) == ([f"sparse attention: {bf16}: dense attention"], {bf16: 1})
-    width = "heads have 72 elements, the kernels serve 64, 96, 128"
-    half = torch.zeros(1, 300, 144, dtype=torch.float16)
-    assert told(half, 2) == ([f"sparse attention: {width}: dense attention"], {width: 1})
+    for heads, size in ((2, 72), (1, 256)):
+        width = f"heads have {size} elements, the kernels serve 64, 96, 128"
+        half = torch.zeros(1, 300, heads * size, dtype=torch.float16)
+        assert told(half, heads) == ([f"sparse attention: {width}: dense attention"], {width: 1})
+
+
+@pytest.mark.parametrize("method", ["top-k", "radial", "bounded"])
+@pytest.mark.parametrize(("dtype", "heads"), [(torch.bfloat16, HEADS), (torch.float16, HEADS), (torch.float16, 1)])
+def test_in_8_bits_it_takes_what_dense_attention_takes(
+    dtype: torch.dtype, heads: int, method: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BF16 and heads of 256 too."""
+    grid, size = (6, 16, 20), 256 if heads == 1 else D
+    monkeypatch.setattr(sparse_attention, "forced", lambda policy: policy)
+    q, k, v = (t.to(dtype).as_subclass(OnGpu) for t in qkv(math.prod(grid), heads, heads, size))
+    override, held = sparse(method=method, share=0.3)
+    options = {"grid_sizes": grid, POLICY: KernelPolicy.of("off", precision="turbo", attention="auto")}
+    got = override(attention_pytorch, q, k, v, heads, transformer_options=options)
+    dense = attention_pytorch(q.float(), k.float(), v.float(), heads)
+    assert not held.calls and override.tally.read().sparse == 1 and got.dtype is dtype
+    assert 0 < float((got.float() - dense).norm() / dense.norm()) < 1
 
 
 @pytest.mark.usefixtures("served_here")
@@ -239,7 +276,7 @@ def test_the_policy_is_the_calls_and_kernels_are_not_left_to_torch(monkeypatch: 
         seen.append(policy)
         raise KernelRefused("seen")
 
-    monkeypatch.setattr(sparse_attention, "wrong_tensor", lambda _: None)
+    monkeypatch.setattr(sparse_attention, "wrong_tensor", lambda *_: None)
     monkeypatch.setattr(sparse_attention, "choose_blocks", chosen)
     q, k, v = qkv()
     policy = KernelPolicy.of("auto", precision="fast", isa="sm_75")

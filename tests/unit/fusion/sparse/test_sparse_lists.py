@@ -24,16 +24,18 @@ WAN_720P = (21, 45, 80)
 
 
 def test_settings_are_checked() -> None:
-    assert Settings() == Settings("top-k", 0.5, 0.25, 1, 12000), (
+    assert Settings() == Settings("top-k", 0.5, 0.25, 1, 12000, 0.1), (
         "what is published, and careful: real weights were not tried"
     )
     for wrong, words in (
-        ({"method": "best"}, "method is 'best'; choose top-k or radial"),
+        ({"method": "best"}, "method is 'best'; choose top-k or radial or bounded"),
         ({"share": 0.04}, "share is 0.04; choose 0.05 to 1"),
         ({"share": 1.01}, "choose 0.05 to 1"),
         ({"share": math.nan}, "share is nan"),
         ({"dense_steps": -0.1}, "dense_steps is -0.1"),
         ({"dense_steps": math.nan}, "dense_steps is nan"),
+        ({"left_out": -0.01}, "left_out is -0.01; choose 0 .dense. to 1"),
+        ({"left_out": math.nan}, "left_out is nan"),
         ({"dense_layers": -1}, "dense_layers is -1; choose a whole number"),
         ({"dense_layers": 1.5}, "dense_layers is 1.5"),
         ({"least_tokens": -1}, "least_tokens is -1"),
@@ -42,13 +44,20 @@ def test_settings_are_checked() -> None:
         given: Any = wrong
         with pytest.raises(ValueError, match=f"FuseStream Sparse Attention: .*{words}"):
             Settings(**given)
-    for edge in ({"share": 0.05}, {"share": 1.0}, {"dense_steps": 1}, {"dense_layers": 0, "least_tokens": 0}):
+    for edge in (
+        {"share": 0.05},
+        {"share": 1.0},
+        {"dense_steps": 1},
+        {"left_out": 1},
+        {"dense_layers": 0, "least_tokens": 0},
+    ):
         Settings(**edge)
 
 
 def test_settings_in_words() -> None:
     assert Settings("top-k", 0.3).words() == "top-k, 30% of the key blocks"
     assert Settings("radial").words() == "radial"
+    assert Settings("bounded", left_out=0.15).words() == "bounded, at most 15% of the weight left to means"
 
 
 # ---------------------------------------------------------------------------------------------------------------- order

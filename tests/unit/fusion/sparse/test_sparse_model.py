@@ -42,7 +42,7 @@ NOW: dict[str, Any] = {"share": 0.3, "dense_steps": 0.0, "dense_layers": 0, "lea
 
 @pytest.fixture(autouse=True)
 def served_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sparse_attention, "wrong_tensor", lambda _: None)
+    monkeypatch.setattr(sparse_attention, "wrong_tensor", lambda *_: None)
     monkeypatch.setattr(sparse_attention, "forced", lambda policy: policy)
 
 
