@@ -4,11 +4,15 @@
 //   choice   score[i, j] = <mean_q[i], mean_k[j]>. Row i visits the blocks within `near` of the diagonal, the first
 //   `sinks`,
 //            and the last block if it is shorter than the others, as no mean could stand for it; then its best, until
-//            they are `most` and what is left has no more than `left` of the row's weight; and those more than
-//            `deviations` standard deviations above the row's mean score
-//   weight   weight[i, j] = n_j exp(scale score[i, j]) / its sum over j,    n_j: tokens of block j
+//            they are `most`; and those more than `deviations` standard deviations above the row's mean score
+//   weight   weight[i, j] = sum over the halves h of block i: share_h * n_j exp(scale <mean_q[h], mean_k[j]>) / its sum
+//            over j, n_j: tokens of block j, share_h: of the block's queries. By weight a row's best are those with
+//            most of it, and they go on until what is left has no more than `left`
 //
-// Equal scores: the earlier block. A NaN ranks with what is visited in any case, so what is broken shows; by weight it
+// A block of queries is two tiles of a video: the weights of both are added, because the mean of both would look at
+// what lies between them.
+//
+// Equals: the earlier block. A NaN ranks with what is visited in any case, so what is broken shows; by weight it
 // is. The lists come out in order of the blocks, which neighbouring query blocks then read from L2 together, and as
 // bits, for attention's tail. The scale is positive: it matters for weights alone.
 //
@@ -79,7 +83,7 @@ __device__ inline void block_means(const BlockMeansParams& p) {
 }
 
 struct ChooseParams {
-    const __half* q;  // means [batch, head, query block, d]
+    const __half* q;  // means [batch, head, query block, d], or by weight of its halves
     const __half* k;  // [batch, key head, block, d]
     int* list;
     int* counts;
@@ -89,9 +93,9 @@ struct ChooseParams {
     int most, near, sinks;
     int always_last;  // whether the last block is shorter
     int by_deviation;
-    int by_weight;
-    int last_tokens;  // of the last block
-    int is_bf16;      // means: bf16, not half
+    int queries, q_means;  // tokens; means of a head
+    int last_tokens;       // of the last block
+    int is_bf16;           // means: bf16, not half
     float deviations;
     float per_query;   // key blocks to a query block: where the diagonal is
     float scale_log2;  // of the scores, * log2(e); positive
@@ -148,58 +152,12 @@ __device__ inline unsigned block_max(unsigned x) {
     return greatest;
 }
 
-// What blocks weigh in a row, the best score's as 1 for a whole block. Of a NaN: nothing, it is visited in any case.
-struct Weights {
-    const ChooseParams& p;
-    const unsigned* ranks;
-    float top;
-
-    __device__ float of(int j) const {
-        const unsigned rank = ranks[j];
-        if (rank == kFirst) return 0;
-        const float score = number_of(rank);
-        const float weight = score == top ? 1.0f : exp2f((score - top) * p.scale_log2);
-        return j == p.blocks - 1 ? weight * p.last_tokens / kKeyBlock : weight;
-    }
-    // Of all with a rank of at least that. For all threads of a block together.
-    __device__ float from(unsigned least) const {
-        float sum = 0;
-        for (int j = threadIdx.x; j < p.blocks; j += kChoosers) sum += ranks[j] >= least ? of(j) : 0.0f;
-        return block_sum(sum);
-    }
-};
-
-// How many blocks, with those that are visited in any case, so that these and the best others have weight `enough`
-// beside what the former have. For all threads of a block together.
-__device__ inline int wanted_by_weight(const Weights& weights, float enough) {
-    const unsigned* ranks = weights.ranks;
-    const int blocks = weights.p.blocks;
-    if (!(enough > 0)) return count_of(ranks, blocks, kFirst);
-    unsigned last = 0;  // the largest rank from which on that much is there
-    for (unsigned bit = 1u << 31; bit != 0; bit >>= 1) {
-        if (weights.from(last | bit) >= enough) last |= bit;
-    }
-    if (last == 0) return blocks;  // rounding: not even all are enough
-    // Of equal scores as many as it takes: a shorter block is none of them.
-    const float missing = enough - weights.from(last + 1);
-    const int above = count_of(ranks, blocks, last + 1), equals = count_of(ranks, blocks, last) - above;
-    const float each =
-        number_of(last) == weights.top ? 1.0f : exp2f((number_of(last) - weights.top) * weights.p.scale_log2);
-    return above + min(max(int(ceilf(missing / each)), 1), equals);
-}
-
-extern "C" __global__ void __launch_bounds__(kChoosers) choose_blocks(const __grid_constant__ ChooseParams p) {
-    extern __shared__ unsigned rank_of[];  // [blocks] scores to sort by, then the row's bits
-    unsigned* bits = rank_of + p.blocks;
-    const i64 row = (i64(blockIdx.z) * p.heads + blockIdx.y) * p.query_blocks + blockIdx.x;
-    const i64 key_heads = p.heads / p.heads_per_key_head;
-    const __half* k = p.k + (blockIdx.z * key_heads + blockIdx.y / p.heads_per_key_head) * p.blocks * p.d;
-    const __half* q = p.q + row * p.d;
-    for (int i = threadIdx.x; i < p.words; i += kChoosers) bits[i] = 0;
-    // A quarter of a warp per block: 8 lanes of 16 bytes. All lanes make every round, for the sums between them.
+// From `to`(block, score): the products of these queries' mean with all means of keys. A quarter of a warp per block: 8
+// lanes of 16 bytes. All lanes make every round, for the sums between them.
+template <typename F>
+__device__ inline void each_score(const ChooseParams& p, const __half* q, const __half* k, F to) {
     constexpr int kAtOnce = kChoosers / 8;
     const int eighth = threadIdx.x % 8;
-    float sum = 0, squares = 0;
     for (int first = 0; first < p.blocks; first += kAtOnce) {
         const int j = first + threadIdx.x / 8;
         float score = 0;
@@ -216,43 +174,120 @@ extern "C" __global__ void __launch_bounds__(kChoosers) choose_blocks(const __gr
         }
 #pragma unroll
         for (int apart = 1; apart < 8; apart *= 2) score += __shfl_xor_sync(~0u, score, apart);
-        if (eighth == 0 && j < p.blocks) {
+        if (eighth == 0 && j < p.blocks) to(j, score);
+    }
+}
+
+// Ranks by weight. q: means of the head's halves of query blocks; score_of: room for a half's scores.
+__device__ inline void weigh(const ChooseParams& p, const __half* q, const __half* k, unsigned* rank_of,
+                             float* score_of) {
+    constexpr int kHalf = 64;
+    const int first = blockIdx.x * 2;
+    const int queries = min(p.queries - first * kHalf, 2 * kHalf);
+#pragma unroll 1
+    for (int j = threadIdx.x; j < p.blocks; j += kChoosers) rank_of[j] = 0;  // the weight so far, as bits
+#pragma unroll 1
+    for (int half = 0; half < 2 && half * kHalf < queries; half++) {
+        const float share = float(min(queries - half * kHalf, kHalf)) / queries;
+        each_score(p, q + i64(first + half) * p.d, k, [&](int j, float score) { score_of[j] = score; });
+        __syncthreads();
+        unsigned best = 0;
+#pragma unroll 1
+        for (int j = threadIdx.x; j < p.blocks; j += kChoosers) {
+            if (score_of[j] == score_of[j]) best = max(best, ordered(score_of[j]));
+        }
+        const float top = number_of(block_max(best));
+        const auto beside = [&](int j) {  // a whole block with the best score as 1
+            const float score = score_of[j];
+            const float weight = score == top ? 1.0f : exp2f((score - top) * p.scale_log2);
+            return j == p.blocks - 1 ? weight * p.last_tokens / kKeyBlock : weight;
+        };
+        float sum = 0;
+#pragma unroll 1
+        for (int j = threadIdx.x; j < p.blocks; j += kChoosers) sum += score_of[j] == score_of[j] ? beside(j) : 0.0f;
+        const float part = __fdividef(share, block_sum(sum));
+#pragma unroll 1
+        for (int j = threadIdx.x; j < p.blocks; j += kChoosers) {
+            rank_of[j] = __float_as_uint(fmaf(beside(j), part, __uint_as_float(rank_of[j])));
+        }
+        __syncthreads();  // before the other half's scores take their place
+    }
+#pragma unroll 1
+    for (int j = threadIdx.x; j < p.blocks; j += kChoosers) rank_of[j] = ordered(__uint_as_float(rank_of[j]));
+}
+
+// Of ranks by weight. What is visited in any case has none.
+__device__ inline float weight_of(unsigned rank) {
+    return rank == kFirst ? 0.0f : number_of(rank);
+}
+
+// The weight of all blocks with a rank of at least that. For all threads of a block together.
+__device__ inline float weight_from(const unsigned* ranks, int blocks, unsigned least) {
+    float sum = 0;
+#pragma unroll 1
+    for (int j = threadIdx.x; j < blocks; j += kChoosers) sum += ranks[j] >= least ? weight_of(ranks[j]) : 0.0f;
+    return block_sum(sum);
+}
+
+// How many blocks, with those that are visited in any case, so that the best others have weight `enough`. For all
+// threads of a block together.
+__device__ inline int wanted_by_weight(const unsigned* ranks, int blocks, float enough) {
+    if (!(enough > 0)) return count_of(ranks, blocks, kFirst);
+    unsigned last = 0;  // the largest rank from which on that much is there
+#pragma unroll 1
+    for (unsigned bit = 1u << 31; bit != 0; bit >>= 1) {
+        if (weight_from(ranks, blocks, last | bit) >= enough) last |= bit;
+    }
+    if (last == 0) return blocks;  // rounding: not even all are enough
+    // Of equals as many as it takes.
+    const float missing = enough - weight_from(ranks, blocks, last + 1);
+    const int above = count_of(ranks, blocks, last + 1), equals = count_of(ranks, blocks, last) - above;
+    return above + min(max(int(ceilf(missing / weight_of(last))), 1), equals);
+}
+
+template <bool kByWeight>
+__device__ inline void choose(const ChooseParams& p) {
+    // [blocks] what to sort by, then the row's bits, and by weight room for scores.
+    extern __shared__ unsigned rank_of[];
+    unsigned* bits = rank_of + p.blocks;
+    const i64 head = i64(blockIdx.z) * p.heads + blockIdx.y, row = head * p.query_blocks + blockIdx.x;
+    const i64 key_heads = p.heads / p.heads_per_key_head;
+    const __half* k = p.k + (blockIdx.z * key_heads + blockIdx.y / p.heads_per_key_head) * p.blocks * p.d;
+    for (int i = threadIdx.x; i < p.words; i += kChoosers) bits[i] = 0;
+    float sum = 0, squares = 0;
+    if constexpr (kByWeight) {
+        weigh(p, p.q + head * p.q_means * p.d, k, rank_of, reinterpret_cast<float*>(bits + p.words));
+    } else {
+        each_score(p, p.q + row * p.d, k, [&](int j, float score) {
             rank_of[j] = ordered(score);
             sum += score;
             squares = fmaf(score, score, squares);
-        }
+        });
     }
     unsigned bar = kFirst;  // what a score has to exceed, as it is sorted
-    if (p.by_deviation) {
+    if (!kByWeight && p.by_deviation) {
         const float mean = block_sum(sum) / p.blocks;
         const float variance = fmaxf(block_sum(squares) / p.blocks - mean * mean, 0.0f);
         bar = ordered(fmaf(p.deviations, sqrtf(variance), mean));
     }
     const float from = blockIdx.x * p.per_query, to = (blockIdx.x + 1) * p.per_query;
     __syncthreads();
-    Weights weights{p, rank_of, 0};
-    float enough = 0;
-    if (p.by_weight) {
-        unsigned best = 0;
-        for (int j = threadIdx.x; j < p.blocks; j += kChoosers)
-            best = max(best, rank_of[j] == kFirst ? 0u : rank_of[j]);
-        weights.top = number_of(block_max(best));
-        enough = weights.from(0) * (1 - p.left);
-    }
+    const float enough = kByWeight ? weight_from(rank_of, p.blocks, 0) * (1 - p.left) : 0.0f;
     float always = 0;  // the weight of what is visited in any case
     for (int j = threadIdx.x; j < p.blocks; j += kChoosers) {
         const bool beside = j + 1 + p.near > from && j - p.near < to;
         if (beside || j < p.sinks || (p.always_last && j == p.blocks - 1)) {
-            if (p.by_weight) always += weights.of(j);
+            if (kByWeight) always += weight_of(rank_of[j]);
             rank_of[j] = kFirst;
             atomicOr(&bits[j / 32], 1u << j % 32);
         }
     }
     __syncthreads();
     int most = min(p.most, p.blocks);
-    if (p.by_weight) most = max(most, wanted_by_weight(weights, enough - block_sum(always)));
+    if (kByWeight) most = max(most, wanted_by_weight(rank_of, p.blocks, enough - block_sum(always)));
     // The largest value that at least `most` scores reach: the last of them that is taken.
     unsigned last = 0;
+#pragma unroll 1
     for (unsigned bit = 1u << 31; bit != 0; bit >>= 1) {
         if (count_of(rank_of, p.blocks, last | bit) >= most) last |= bit;
     }
@@ -281,6 +316,13 @@ extern "C" __global__ void __launch_bounds__(kChoosers) choose_blocks(const __gr
         for (int i = 0; i < p.words; i++) total += __popc(bits[i]);
         p.counts[row] = total;
     }
+}
+
+extern "C" __global__ void __launch_bounds__(kChoosers) choose_blocks(const __grid_constant__ ChooseParams p) {
+    choose<false>(p);
+}
+extern "C" __global__ void __launch_bounds__(kChoosers) choose_by_weight(const __grid_constant__ ChooseParams p) {
+    choose<true>(p);
 }
 
 #define BLOCK_MEANS(D)                                                                                              \

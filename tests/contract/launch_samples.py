@@ -89,7 +89,8 @@ def _linear(draw: Draw) -> Operands:
 
 def _routed(draw: Draw) -> Operands:
     q, k, v = _heads(draw, 64, 96, 128, 256)
-    asked = {"most": draw.of(2, 9), "deviations": draw.of(None, 0.5), "left": draw.of(None, 0.1)}
+    end = draw.of({}, {"deviations": 0.5}, {"left": 0.1})
+    asked = {"most": draw.of(2, 9), **end}
     return {"q": q, "k": k, "v": v, **asked}
 
 

@@ -26,7 +26,8 @@ from .attention_operands import BlockList, Tail
 HEADS = (64, 96, 128, 256)
 QUERY_BLOCK, KEY_BLOCK = 128, 64  # tokens: what a block of the attention kernels has of queries, and a tile of keys
 PER_WORD = 32
-MOST_BLOCKS = 8192  # of keys: a row of scores lies in shared memory
+HALF = QUERY_BLOCK // 2  # whose weights are added
+MOST_BLOCKS = 8192  # of keys: a row of scores lies in shared memory; and its weights, of half as many blocks
 WARPS, CHOOSERS = 4, 256
 
 Chosen = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -53,8 +54,9 @@ def choose_blocks(
     deviations above the row's mean. Lists are in order of the blocks. The tail holds the means of all blocks, and which of them
     each row visits.
 
-    left   share of a row's weight that may be left to the tail: more than `most` are visited until it is no more. The weight
-           is what the means say, a block's tokens times exp(scale * product)
+    left   share of a row's weight that may be left to the tail, in place of `deviations`. The best are then those with the most
+           weight, and more than `most` are visited until no more is left. The weight is what the means say: of each half of the
+           queries the share of tokens times exp(scale * product)
     scale  of the scores, as `attention` has it, for `left` alone; None: 1 / sqrt(d)
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
@@ -108,6 +110,8 @@ def validate(call: Call) -> None:
         raise ValueError(f"deviations is {deviations}, expected a finite number or None")
     if left is not None and not 0 <= left <= 1:  # NaN is in no range
         raise ValueError(f"left is {left}, expected a share, 0 to 1, or None")
+    if left is not None and deviations is not None:
+        raise ValueError("left and deviations are two ends of one list, expected one of them")
     if not (math.isfinite(scale) and scale > 0):
         raise ValueError(f"scale is {scale}, expected a positive number")
 
@@ -139,10 +143,11 @@ def reference(
 ) -> Chosen:
     """The oracle, with scores in fp32, or in float64 for float64 inputs."""
     sizes = Sizes.of((q, k, v), (most, near, sinks, deviations, left, scale))
-    q_means, k_means, v_means = block_means(q, QUERY_BLOCK), block_means(k, KEY_BLOCK), block_means(v, KEY_BLOCK)
-    wide = torch.promote_types(q.dtype, torch.float32)
-    of_heads = k_means.to(wide).repeat_interleave(sizes.heads // sizes.key_heads, 1)
-    scores = q_means.to(wide) @ of_heads.transpose(-1, -2)
+    k_means, v_means = block_means(k, KEY_BLOCK), block_means(v, KEY_BLOCK)
+    of_heads = k_means.repeat_interleave(sizes.heads // sizes.key_heads, 1)
+    scores = _scores(block_means(q, QUERY_BLOCK), of_heads)
+    if left is not None:
+        scores = block_weights(_scores(block_means(q, HALF), of_heads), q.shape[1], k.shape[1], scale)
     rows = torch.arange(sizes.query_blocks, device=q.device)[:, None] * sizes.per_query
     columns = torch.arange(sizes.blocks, device=q.device)
     always = (columns + 1 + near > rows) & (columns - near < rows + sizes.per_query)
@@ -150,12 +155,12 @@ def reference(
     if k.shape[1] % KEY_BLOCK:
         always |= columns == sizes.blocks - 1
     first = always | scores.isnan()
-    # By score, then what comes first before the rest; of equals the earlier block.
+    # The best, then what comes first before the rest; of equals the earlier block.
     order = scores.sort(dim=-1, descending=True, stable=True).indices
     order = order.gather(-1, first.gather(-1, order).int().sort(dim=-1, descending=True, stable=True).indices)
     wanted = torch.full((*scores.shape[:-1], 1), most, device=q.device)
-    if left is not None and sizes.blocks:
-        weights = block_weights(scores, k.shape[1], scale)
+    if left is not None:
+        weights = scores.nan_to_num(0)
         enough = (1 - left) * weights.sum(-1, keepdim=True)
         reached = weights.gather(-1, order).cumsum(-1) >= enough
         wanted = torch.maximum(wanted, torch.maximum((~reached).sum(-1, keepdim=True) + 1, first.sum(-1, keepdim=True)))
@@ -173,15 +178,32 @@ def reference(
     return listed, counts, visited, k_means, v_means
 
 
-def block_weights(scores: Tensor, tokens: int, scale: float) -> Tensor:
-    """What key blocks weigh in each row of scores [.., key blocks], as their means say it, the best score's as 1 for a whole
-    block; of a NaN 0. tokens: of all blocks together."""
+def _scores(q_means: Tensor, k_means: Tensor) -> Tensor:
+    wide = torch.promote_types(q_means.dtype, torch.float32)
+    return q_means.to(wide) @ k_means.to(wide).transpose(-1, -2)
+
+
+def block_weights(scores: Tensor, queries: int, tokens: int, scale: float) -> Tensor:
+    """What key blocks weigh in each block of queries, [batch, heads, query blocks, blocks]; together 1. NaN where a score is.
+
+    scores   products of means [batch, heads, halves of query blocks, blocks]
+    queries  how many these are the means of
+    tokens   of all key blocks together
+    """
     known = scores.masked_fill(scores.isnan(), -math.inf)
+    if not scores.numel():
+        return scores.new_zeros(*scores.shape[:2], -(-queries // QUERY_BLOCK), scores.shape[3])
     top = known.amax(-1, keepdim=True)
     weights = torch.where(known == top, torch.ones_like(known), ((known - top) * scale).exp())
     if tokens % KEY_BLOCK:
         weights[..., -1] *= (tokens % KEY_BLOCK) / KEY_BLOCK
-    return weights.masked_fill(scores.isnan(), 0)
+    weights = weights / weights.masked_fill(scores.isnan(), 0).sum(-1, keepdim=True)
+    have = torch.full((scores.shape[2], 1), HALF, device=scores.device)
+    have[-1] = queries - (scores.shape[2] - 1) * HALF
+    weights = weights.masked_fill(scores.isnan(), math.nan) * have
+    rows = -(-queries // QUERY_BLOCK)
+    weights, have = (functional.pad(t, (0, 0, 0, 2 * rows - t.shape[-2])) for t in (weights, have))
+    return weights.reshape(*scores.shape[:2], rows, 2, -1).sum(3) / have.reshape(rows, 2, 1).sum(1)
 
 
 def fake(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> Chosen:
@@ -206,7 +228,7 @@ ChooseParams = parameter_struct(
     "ChooseParams",
     (Pointer, "q k list counts bits"),
     (c_int, "d blocks query_blocks heads heads_per_key_head width words most near sinks always_last by_deviation"),
-    (c_int, "by_weight last_tokens is_bf16"),
+    (c_int, "queries q_means last_tokens is_bf16"),
     (c_float, "deviations per_query scale_log2 left"),
 )
 
@@ -219,8 +241,9 @@ def obstacles(call: Call) -> Iterator[str]:
     yield from head_obstacles(q, HEADS)
     yield from rows_apart(q=q, k=k, v=v)
     s = Sizes.of(call.tensors, call.options)
-    if s.blocks > MOST_BLOCKS:
-        yield f"{s.blocks} blocks of keys, the kernels sort {MOST_BLOCKS}"
+    most = MOST_BLOCKS if call.options[4] is None else MOST_BLOCKS // 2
+    if s.blocks > most:
+        yield f"{s.blocks} blocks of keys, the kernels sort {most}"
 
 
 def plan(call: Call, card: Card, _: None = None) -> Plan:
@@ -230,7 +253,9 @@ def plan(call: Call, card: Card, _: None = None) -> Plan:
     q, k, v = call.operands
     if 0 in (s.batch, s.heads, s.query_blocks, s.blocks):
         return lambda q, k, v: reference(q, k, v, *call.options)  # nothing to launch
-    new_q_means = output((s.batch, s.heads, s.query_blocks, s.d), q.dtype, card.index)
+    together = QUERY_BLOCK if left is None else HALF
+    q_means = -(-q.shape[1] // together)
+    new_q_means = output((s.batch, s.heads, q_means, s.d), q.dtype, card.index)
     new_means = output((s.batch, s.key_heads, s.blocks, s.d), q.dtype, card.index)
     rows = (s.batch, s.heads, s.query_blocks)
     shapes = ((*rows, s.width), rows, (*rows, s.words))
@@ -247,7 +272,7 @@ def plan(call: Call, card: Card, _: None = None) -> Plan:
         grid = (-(-blocks // WARPS), t.shape[2], t.shape[0])
         return kernel.prepare(params, grid=grid, block=WARPS * 32, shape=call.describe())
 
-    of_queries, of_keys, of_values = means(q, QUERY_BLOCK), means(k, KEY_BLOCK), means(v, KEY_BLOCK)
+    of_queries, of_keys, of_values = means(q, together), means(k, KEY_BLOCK), means(v, KEY_BLOCK)
     params = ChooseParams(
         d=s.d,
         blocks=s.blocks,
@@ -262,19 +287,20 @@ def plan(call: Call, card: Card, _: None = None) -> Plan:
         always_last=k.shape[1] % KEY_BLOCK != 0,
         by_deviation=deviations is not None,
         deviations=deviations or 0.0,
-        by_weight=left is not None,
+        queries=q.shape[1],
+        q_means=q_means,
         left=left or 0.0,
         last_tokens=k.shape[1] - (s.blocks - 1) * KEY_BLOCK,
         scale_log2=scale * math.log2(math.e),
         is_bf16=is_bf16,
         per_query=s.per_query,
     )
-    choose = card.kernel("sparse_routing", "choose_blocks").prepare(
+    choose = card.kernel("sparse_routing", "choose_blocks" if left is None else "choose_by_weight").prepare(
         params,
         grid=(s.query_blocks, s.heads, s.batch),
         block=CHOOSERS,
         shape=call.describe(),
-        shared_bytes=4 * (s.blocks + s.words),
+        shared_bytes=4 * (s.blocks * (1 if left is None else 2) + s.words),
     )
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Chosen:
@@ -306,5 +332,5 @@ CHOOSE_BLOCKS = Op(
     candidates=(CudaCandidate("cuda", obstacles, plan),),
     shape_class=shape_class,
     validate=validate,
-    kernels={"sparse_routing": ("choose_blocks", *(f"block_means_{d}" for d in HEADS))},
+    kernels={"sparse_routing": ("choose_blocks", "choose_by_weight", *(f"block_means_{d}" for d in HEADS))},
 )

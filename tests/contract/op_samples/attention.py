@@ -155,7 +155,7 @@ def _routed(draw: Draw) -> Operands:
         (0, 0, 0, 1.0, None, None),
         (99, 2, 3, 0.5, None, 2.0),
         (2, 0, 0, None, 0.3, None),
-        (0, 1, 0, 0.5, 0.05, 9.0),
+        (0, 1, 0, None, 0.05, 9.0),
         (0, 0, 1, None, 0.0, 1.0),
     )
     asked = {"most": most, "near": near, "sinks": sinks, "deviations": deviations, "left": left, "scale": scale}
@@ -185,12 +185,18 @@ def _chosen(
         each = blocks / query_blocks
         chosen = {j for j in range(blocks) if j < sinks or i * each - near - 1 < j < (i + 1) * each + near}
         chosen |= {blocks - 1} if k.shape[1] % 64 else set()
-        best = sorted(set(range(blocks)) - chosen, key=lambda j: (-float(scores[j]), j))
+        rank = scores
+        if left is not None:
+            sizes, rank = torch.tensor([min(64, k.shape[1] - j * 64) for j in range(blocks)]), torch.zeros(blocks)
+            halves = q[n, i * 128 : i * 128 + 128, head].split(64)
+            for half in halves:
+                by_half = torch.stack([half.mean(0) @ mean for mean in means[0][n, head // group]])
+                weights = sizes * (by_half * (q.shape[3] ** -0.5 if scale is None else scale)).exp()
+                rank = rank + weights / weights.sum() * len(half) / sum(map(len, halves))
+        best = sorted(set(range(blocks)) - chosen, key=lambda j: (-float(rank[j]), j))
         count = max(most - len(chosen), 0)
         if left is not None:
-            sizes = torch.tensor([min(64, k.shape[1] - j * 64) for j in range(blocks)])
-            weights = sizes * (scores * (q.shape[3] ** -0.5 if scale is None else scale)).exp()
-            while float(weights[best[count:]].sum()) > left * float(weights.sum()):
+            while float(rank[best[count:]].sum()) > left:
                 count += 1
         chosen |= set(best[:count])
         if deviations is not None:
@@ -311,6 +317,7 @@ CONTRACTS = {
             ("deviations is nan", {"deviations": math.nan}),
             ("left is nan", {"left": math.nan}),
             ("left is 1.5", {"left": 1.5}),
+            ("left and deviations are two ends", {"left": 0.1, "deviations": 1.0}),
             ("scale is 0.0", {"scale": 0.0}),
             ("scale is inf", {"scale": math.inf}),
         ],

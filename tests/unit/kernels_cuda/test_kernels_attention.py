@@ -194,8 +194,8 @@ def test_all_blocks_are_dense_attention_and_half_with_a_tail_is_near_it():
 
 def test_each_head_has_the_blocks_that_its_bound_takes():
     """Heads that look at few blocks, and heads that look at all: with as many blocks on average the worst head is nearer to dense
-    than by one number for all, and in no head do the keys that are left to means weigh more than asked. In a row they may, since
-    the weight that is bounded is that of the means."""
+    than by one number for all, and in no row do the keys that are left to means weigh a tenth more than asked: the weight that is
+    bounded is that of the means, near to which they are."""
     generator = torch.Generator().manual_seed(0)
     alike, other = torch.randn(2, 1, 20, 4, 64, generator=generator).repeat_interleave(64, 2)
     noise = torch.randn(3, 1, 1280, 4, 64, generator=generator)
@@ -208,13 +208,13 @@ def test_each_head_has_the_blocks_that_its_bound_takes():
         blocks, tail = choose_blocks(q, k, v, **asked)
         off = (attention(q, k, v, blocks=blocks, tail=tail) - dense).norm(dim=(1, 3)) / dense.norm(dim=(1, 3))
         left = (weights.unflatten(2, (-1, 128)).mean(3) * tail.unvisited).sum(-1)
-        return float(off.max()), blocks.counts.float().mean((0, 2)), float(left.mean((0, 2)).max())
+        return float(off.max()), blocks.counts.float().mean((0, 2)), float(left.max())
 
     before = 1.0
-    for bound in (0.3, 0.1, 0.03):
+    for bound in (0.1, 0.05, 0.03):
         off, counts, left = worst(most=0, left=bound)
-        assert left <= bound and off < before and (counts.diff() <= 0).all() and counts[0] > 1.5 * counts[3]
-        assert off < 0.85 * worst(most=round(float(counts.mean())))[0]
+        assert left <= 1.1 * bound and off < before and (counts.diff() <= 0).all() and counts[0] > 1.5 * counts[3]
+        assert off < 0.7 * worst(most=round(float(counts.mean())))[0]
         before = off
 
 
