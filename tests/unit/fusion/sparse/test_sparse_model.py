@@ -299,6 +299,18 @@ def test_the_report_tells(stocks: Any) -> None:
     assert report.draw(found).height > report.draw(report.gather(stocks)).height
 
 
+def test_a_smaller_bound_visits_more_and_is_nearer_to_dense(stocks: Any) -> None:
+    """From the node's input to the report."""
+    dense, far, visited = sample(stocks, 1.0, steps=1), [], []
+    for left_out in (0.6, 0.1):
+        model = sparse(stocks, method="bounded", left_out=left_out)
+        far.append(float((sample(model, 1.0, steps=1) - dense).norm()))
+        found = report.gather(model)
+        assert found.sparsity is not None and found.sparsity.asked.startswith(f"bounded, at most {left_out:.0%} of")
+        visited.append(found.sparsity.visited)
+    assert visited[0] < visited[1] <= 1 and far[0] > far[1]
+
+
 def test_the_report_of_what_has_not_run(stocks: Any) -> None:
     found = report.gather(sparse(stocks, method="radial"))
     assert found.sparsity == Sparsity("radial")
