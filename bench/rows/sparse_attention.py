@@ -21,6 +21,7 @@ from ..row import Row, Tensors
 from .attention import NOTHING_ELSE, PLAIN, SAMPLED, exactly, flops
 
 SHARES = (0.5, 0.3)
+LEFT = 0.1  # of the weight, to means: the node's default
 TIERS: tuple[Precision, ...] = ("precise", "turbo")
 ALIKE = 256  # tokens of a group
 COMMON = 1.0  # how far a group's tokens are off together, in sigmas
@@ -55,8 +56,35 @@ def sparse(share: float) -> Callable[[KernelPolicy], Callable[..., Tensor]]:
     return ours
 
 
+def bounded(policy: KernelPolicy) -> Callable[..., Tensor]:
+    """As many blocks as the bound takes, with tail."""
+    if policy.default == "auto":
+        policy = KernelPolicy.of("on", precision=policy.precision, isa=policy.isa)
+
+    def run(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
+        blocks, tail = choose_blocks(q, k, v, most=0, left=LEFT, policy=policy)
+        return attention(q, k, v, blocks=blocks, tail=tail, policy=policy)
+
+    return run
+
+
 def rows(label: str, b: int, s: int, h: int, d: int) -> list[Row]:
     return [
+        Row(
+            "sparse attention",
+            f"{label}, {LEFT:.0%} left to means: {b}x{h}x{s}x{s}x{d} {precision}",
+            grouped(b, s, h, d),
+            PLAIN,
+            stock,
+            precision=precision,
+            flops=flops(b, s, s, h, d),
+            peers=False,
+            ours=bounded,
+            exact=exactly,
+            sampled=SAMPLED,
+        )
+        for precision in TIERS
+    ] + [
         Row(
             "sparse attention",
             f"{label}, {share:.0%} of the blocks: {b}x{h}x{s}x{s}x{d} {precision}",

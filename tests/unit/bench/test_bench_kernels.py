@@ -76,9 +76,9 @@ def test_attention_has_a_row_of_every_tier_that_rounds_differently() -> None:
 
 def test_sparse_rows_have_both_shares_and_tiers() -> None:
     labels = [row.label for row in sparse_attention.ROWS]
-    assert len(set(labels)) == len(labels) == 8
+    assert len(set(labels)) == len(labels) == 12
     for size in ("1x12x32760x32760x128", "2x40x8190x8190x128"):
-        for share in ("50%", "30%"):
+        for share in ("50% of the blocks", "30% of the blocks", "10% left to means"):
             assert {label.split()[-1] for label in labels if size in label and share in label} == {"precise", "turbo"}
 
 
@@ -89,6 +89,9 @@ def test_sparse_attention_of_all_blocks_is_attention() -> None:
     longer = (*torch.randn(3, 1, 1100, 4, 16).unbind(0), *attention.NOTHING_ELSE)
     some = sparse_attention.sparse(0.3)(KernelPolicy.of("off"))(*longer)[attention.SAMPLED].double()
     assert not torch.allclose(some, attention.exactly(*longer), atol=1e-3)
+    nearer = sparse_attention.bounded(KernelPolicy.of("off"))(*longer)[attention.SAMPLED].double()
+    far = [float((each - attention.exactly(*longer)).norm()) for each in (some, nearer)]
+    assert 0 < far[1] < far[0]
 
 
 def test_errors_are_of_the_part_that_was_computed_exactly() -> None:
