@@ -163,7 +163,7 @@ def test_group_norms_of_bands_have_no_seams(name: str, record_property: Callable
     record_property(f"{name} with group norms", told)
     print(f"{name}: {told}, smaller picture {plan.smaller}, begins at {plan.begin}")
     assert seams < HALF_ERROR and apart < OF_TILES * tiled
-    assert taken <= BESIDE * plan.peak
+    assert taken <= 1.02 * plan.worst, "with a workspace of every convolution"
 
 
 @torch.inference_mode()
