@@ -2,7 +2,8 @@
 
 declare.py   a node and its inputs, declared once    graph/   a graph, read before it runs
 loaders.py   and their files: files.py               page/    between the server and the page
-kernels.py, sparse.py, live.py and camera.py, pictures.py, reports.py, doctor.py: the other nodes
+kernels.py, sparse.py, step_cache.py, live.py and camera.py, pictures.py, reports.py, doctor.py: the
+other nodes
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from .page import between_prompts, moving_preview, panel, user_files
 from .pictures import ApplyStyle, FuseNode, LoadStyleModel
 from .reports import Compare, Plan, ReportNode
 from .sparse import SparseAttentionNode
+from .step_cache import StepCacheNode
 
 NODES: list[type[io.ComfyNode]] = [
     DiffusionModelLoader,
@@ -29,6 +31,7 @@ NODES: list[type[io.ComfyNode]] = [
     TextEncoderKernels,
     VAEKernels,
     SparseAttentionNode,
+    StepCacheNode,
     LiveVideo,
     LoadStyleModel,
     ApplyStyle,

@@ -27,6 +27,7 @@ from .model_files import model_files
 from .page import user_files
 from .page.front_end import answered, is_busy, running_server
 from .sparse import SparseAttentionNode
+from .step_cache import StepCacheNode
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -43,7 +44,11 @@ LOADERS: dict[str, type[Loader]] = {
     "FuseStreamCheckpointLoader": CheckpointLoader,
 }
 # Nodes between loader and sampler that change an estimate: they run on a model that was not read.
-RUN: dict[str, Any] = {"FuseStreamKernels": ModelKernels, "FuseStreamSparseAttention": SparseAttentionNode}
+RUN: dict[str, Any] = {
+    "FuseStreamKernels": ModelKernels,
+    "FuseStreamSparseAttention": SparseAttentionNode,
+    "FuseStreamStepCache": StepCacheNode,
+}
 
 log = logging.getLogger("fusestream.estimate")
 

@@ -27,6 +27,7 @@ PROGRESS = "fusestream_progress"  # around each call, for the first pass' bar: s
 NAMED_ATTENTION = "fusestream_named_attention"  # around each call: fused/named_attention.py
 RUNNING_WRAPPER = "fusestream_running"  # around each call: fused/operations.py
 SPARSE = "fusestream_sparse"  # around each call: sparse/schedule.py; set by the node
+STEP_CACHE = "fusestream_step_cache"  # around a sampling and its steps: step_cache/; set by the node
 BEFORE_SAMPLING = "fusestream_before_sampling"  # around a sampling: sampling/checks.py
 PACE_WRAPPER = "fusestream_pace"  # around a sampling and its steps: sampling/step_timer.py
 LIVE_VAE = "fusestream_live"  # a VAE among a live run's additional models: live/engine.py

@@ -107,6 +107,14 @@ class Sparsity:
 
 
 @dataclass(frozen=True)
+class Foretold:
+    """A step cache. asked: the setting, in words; done: what it did in the last sampling, in words."""
+
+    asked: str
+    done: str = "no sampling yet"
+
+
+@dataclass(frozen=True)
 class Sampling:
     """The last sampling. seconds: of a step; spent: in all, with the first step, which brings the
     weights."""
@@ -172,6 +180,7 @@ class Report:
     what_if: tuple[WhatIf, ...] = ()
     notes: tuple[tuple[str, str], ...] = ()
     sparsity: Sparsity | None = None
+    foretold: Foretold | None = None
     sampling: Sampling | None = None
     live: Live | None = None
     kernels: tuple[KernelRow, ...] = ()

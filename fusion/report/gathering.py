@@ -27,12 +27,13 @@ from ..patcher.call_log import branch_of, branches, passes_under
 from ..sampling import kernel_choices
 from ..sampling.step_timer import pace_of
 from ..sparse.model import sparse_of
+from ..step_cache.model import step_cache_of
 from ..stream import vram_pool
 from ..stream.block_stream import BlockStream
 from ..stream.residency import GRAPHS, TEXTS
 from ..weights import saturation
 from .advice import advise
-from .data import GIB, KernelRow, LayerRow, Memory, RefusalRow, Report, Sampling, Sparsity, WhatIf
+from .data import GIB, Foretold, KernelRow, LayerRow, Memory, RefusalRow, Report, Sampling, Sparsity, WhatIf
 from .live import live_of
 from .passes import cut, last_pass, typical
 
@@ -48,7 +49,7 @@ def gather(model: Any = None) -> Report:
     gaps: list[str] = []
     stream = stream_of(model)
     report = Report("no model", NO_MODEL) if model is None else Report("model", state_of_whole())
-    for part in (title, policy, sparsity, sampling, live, memories, kernels):
+    for part in (title, policy, sparsity, foretold, sampling, live, memories, kernels):
         with noting(gaps, part.__name__):
             report = replace(report, **part(model))
     choosing = kernel_choices.words(getattr(model, "model", None))
@@ -169,6 +170,15 @@ def sparsity(model: Any) -> dict[str, Any]:
     tallied, asked = found.tally.read(), found.settings.words()
     times = (tallied.seconds.get("sparse"), tallied.seconds.get("dense"))
     return {"sparsity": Sparsity(asked, tallied.sparse, tallied.visited, *times, tallied.dense)}
+
+
+def foretold(model: Any) -> dict[str, Any]:
+    """What the Step Cache of a MODEL did."""
+    found = None if model is None else step_cache_of(model)
+    if found is None:
+        return {}
+    asked = found.settings.words()
+    return {"foretold": Foretold(asked) if found.last is None else Foretold(asked, found.last.words())}
 
 
 def live(model: Any) -> dict[str, Any]:

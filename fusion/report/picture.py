@@ -49,6 +49,8 @@ def head(canvas: Canvas, report: Report) -> None:
         canvas.line(f"The last sampling: {sampling_words(report.sampling)}.", SMALL)
     if report.sparsity is not None:
         canvas.line(f"Sparse attention: {sparse_words(report.sparsity)}.", SMALL)
+    if report.foretold is not None:
+        canvas.line(f"Step cache: {report.foretold.done}.", SMALL)
 
 
 def timeline(canvas: Canvas, report: Report) -> None:

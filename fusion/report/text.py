@@ -26,6 +26,8 @@ def lines(report: Report) -> Iterator[str]:
         yield from section("Slowest waits", waits(report))
     if report.sparsity is not None:
         yield from section("Sparse attention", sparse_attention(report.sparsity))
+    if report.foretold is not None:
+        yield from section("Step cache", (report.foretold.asked, f"the last sampling: {report.foretold.done}"))
     if report.live is not None:
         yield from section("Live video", live_lines(report.live))
     yield from section("Memory", memory(report))

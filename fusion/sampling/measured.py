@@ -20,6 +20,7 @@ import torch
 from ..base.policy import policy_on
 from ..fused.quality import policy_words, rates_of_policy
 from ..sparse.model import sparse_of
+from ..step_cache.model import step_cache_of
 from . import step_timer
 from .step_timer import Sampled
 
@@ -42,7 +43,7 @@ def card_name(device: Any) -> str:
 def kernels_words(model: Any) -> str:
     """The settings of the nodes after a loader that a step's time depends on, in words."""
     policy = policy_on(model)
-    return _with_sparsity(model, "none" if policy is None else policy_words(policy, model))
+    return _with_nodes(model, "none" if policy is None else policy_words(policy, model))
 
 
 def kernels_key(model: Any) -> str:
@@ -51,12 +52,12 @@ def kernels_key(model: Any) -> str:
     policy = policy_on(model)
     if policy is not None and rates_of_policy(model, policy) == "precise":
         policy = replace(policy, precision="precise")
-    return _with_sparsity(model, "none" if policy is None else policy_words(policy))
+    return _with_nodes(model, "none" if policy is None else policy_words(policy))
 
 
-def _with_sparsity(model: Any, words: str) -> str:
-    sparse = sparse_of(model.model_options.get("transformer_options", {}))
-    return words if sparse is None else f"{words}; {sparse.settings.words()}"
+def _with_nodes(model: Any, words: str) -> str:
+    nodes = (sparse_of(model.model_options.get("transformer_options", {})), step_cache_of(model))
+    return "; ".join((words, *(node.settings.words() for node in nodes if node is not None)))
 
 
 def find(card: str, file: str, kernels: str, shape: Sequence[int], prompts: int) -> Sampled | None:

@@ -2,21 +2,22 @@
 
 A sampler's own callback says when a step's network has run, so a step is timed for any sampler and
 any number of calls of the model. The first step brings the weights and may choose kernels, so it
-counts only if there is no other.
+counts only if there is no other. With a step cache some steps take no time: the mean counts.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 import comfy.patcher_extension
 
 from ..base.hooks import PACE, PACE_WRAPPER
+from ..step_cache.model import step_cache_of
 from .checks import is_one_prompt
 
 MOST = 64  # samplings that are kept
@@ -115,7 +116,8 @@ class _Timed:
         guider = executor.class_obj
         patcher = guider.model_patcher
         prompts = 1 if is_one_prompt(guider) else 2
-        told = _Steps(pace_of(patcher) or Pace(), len(sigmas) - 1)
+        usual = median if step_cache_of(patcher) is None else mean
+        told = _Steps(pace_of(patcher) or Pace(), len(sigmas) - 1, usual=usual)
 
         def both(step: int, *values: Any) -> None:
             told.step(step + 1)
@@ -131,10 +133,16 @@ class _Timed:
 
 
 class _Steps:
-    """The steps of one sampling."""
+    """The steps of one sampling. usual: the seconds of one, by those of all."""
 
-    def __init__(self, pace: Pace, steps: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._pace, self._steps, self._clock = pace, steps, clock
+    def __init__(
+        self,
+        pace: Pace,
+        steps: int,
+        clock: Callable[[], float] = time.monotonic,
+        usual: Callable[[Sequence[float]], float] = median,
+    ) -> None:
+        self._pace, self._steps, self._clock, self._usual = pace, steps, clock, usual
         self._times = [clock()]
         self._tell(is_over=False)
 
@@ -145,7 +153,7 @@ class _Steps:
     @property
     def seconds(self) -> float | None:
         took = [after - before for before, after in zip(self._times, self._times[1:], strict=False)]
-        return median(took[1:] or took) if took else None
+        return self._usual(took[1:] or took) if took else None
 
     def step(self, done: int) -> None:
         """Note that so many steps are over. Samplers that evaluate a step twice say so twice."""

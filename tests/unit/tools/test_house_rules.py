@@ -50,6 +50,7 @@ FLOORS = (
     "vae",
     "graphs",
     "sparse",
+    "step_cache",
     "patcher",
     "compatibility",
     "text",

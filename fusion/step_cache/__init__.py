@@ -1,0 +1,13 @@
+"""A cache of steps: some of a sampler's evaluations of the model are foretold from those before,
+and the network is not run for them.
+
+    settings.py   what a user asks for
+    forecast.py   the denoised latents, foretold, and how far off they will be
+    schedule.py   where a noise level lies among the sampler's steps, and what a step is worth
+    prompts.py    which prompts take part at a noise level
+    model.py      a MODEL with it, and its samplings
+
+What is foretold is the result of the whole evaluation, with guidance, regions, ControlNets, context
+windows and all cards in it. Guidance adds prompts up, and so does the forecast: both may change
+places.
+"""
