@@ -114,7 +114,7 @@ HELP = {
     "overlay": "copy a ComfyUI and lay newer single files over it, those that fit",
     "lint": "run ruff, mypy and clang-format",
     "kernels": "build the device code and pack the archive (--check, --all, --only UNIT, --variant ARCH)",
-    "bench": "measure on this machine's GPU and write bench/results: rows [modules, pager, host], models [fidelity], "
+    "bench": "measure on this machine's GPU and write bench/results: rows [modules, pager, host], models [fidelity, steps], "
     "compare A B, report [prediction, turing]; each says with --help what it takes",
     "quantise": "write a model's file in fewer bits (--to q8_0, q4_k, q5_k, q4_k_m, int8, int8_convrot, convrot_w4a4 or fp8)",
     "doctor": "look at driver, card, kernels, pager, disk and ComfyUI, and write a report to paste (--model FILE, --quick)",

@@ -17,6 +17,7 @@ COMMANDS = {
     "rows host": "host",
     "models": "models",
     "models fidelity": "fidelity.cli",
+    "models steps": "fidelity.steps",
     "compare": "compare",
     "report": "report.pages",
     "report prediction": "prediction",

@@ -17,7 +17,7 @@ from typing import Any
 
 from ...fusion.base.card_rates import FILE as CARD_RATES
 from .. import prediction
-from ..fidelity import long
+from ..fidelity import long, steps
 from ..fidelity import table as fidelity
 from ..predicted.shipped import shipped_text
 from . import by_default, claims, groups, tables
@@ -167,8 +167,9 @@ def rendered_page(page: str) -> str:
 
 
 def rendered_claims(page: str) -> str:
-    """docs/how-it-works: the claims beside figures, each of the card that most was measured on and that has it."""
-    return filled(page, {"claims": [f"{claims.table(measured_cards())}\n"]})
+    """docs/how-it-works: the claims beside figures, each of the card that most was measured on and that has it; steps left out."""
+    left_out = steps.table(json.loads(steps.FILE.read_text(encoding="utf-8")))
+    return filled(page, {"claims": [f"{claims.table(measured_cards())}\n"], "step cache": [left_out]})
 
 
 def filled(text: str, parts: Parts, predicted: Callable[[], str] | None = None) -> str:

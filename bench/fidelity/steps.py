@@ -1,0 +1,182 @@
+"""Measure what leaving out steps costs: ComfyUI's caches, fewer steps and our Step Cache, on the trained small model.
+
+    python bench models steps                20 and 50 steps, in FP32 on the CPU; writes bench/results/step-cache.json
+    python bench models steps --quick        one video; nothing is written
+    python bench models steps --only Step    ways whose name contains this; nothing is written
+
+Each way is held against the same video with all steps computed. Decisions are a video's own: one is sampled at a time.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import single
+from ..end_to_end.start import start_comfyui
+from ..report.tables import markdown
+
+if TYPE_CHECKING:
+    from .pipeline import Words, Work
+
+FILE = Path(__file__).resolve().parents[1] / "results" / "step-cache.json"
+VIDEOS = {20: 4, 50: 2}  # by the number of steps
+HEADS = ("Way", "Setting", "Steps left out", "Frames, dB", "Latents, dB")
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to leave out steps. apply: gives a MODEL with it; None: it takes so many steps instead."""
+
+    name: str
+    setting: float
+    apply: Callable[[Any, float], Any] | None
+
+
+def core(node: str) -> Callable[[Any, float], Any]:
+    """ComfyUI's node, with another threshold. EasyCache writes into the network's input, which in FP32 is the sampler's latents:
+    it gets a copy, as in other types."""
+
+    def copied(executor: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+        return executor(x.clone(), *args, **kwargs)
+
+    def apply(model: Any, threshold: float) -> Any:
+        from comfy.patcher_extension import WrappersMP  # noqa: PLC0415
+
+        found = getattr(importlib.import_module("comfy_extras.nodes_easycache"), node)
+        inputs = {one.id: one.default for one in found.define_schema().inputs if one.id != "model"}
+        clone = model.clone()
+        clone.add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, "copied", copied)
+        return found.execute(clone, **{**inputs, "reuse_threshold": threshold}).args[0]
+
+    return apply
+
+
+def ours(least: float = 0.0, most: float = 1.0) -> Callable[[Any, float], Any]:
+    """The Step Cache; with bounds of the share of the slope, which otherwise is measured."""
+
+    def apply(model: Any, error: float) -> Any:
+        from comfy.patcher_extension import WrappersMP  # noqa: PLC0415
+
+        from ...fusion.base.hooks import STEP_CACHE  # noqa: PLC0415
+        from ...fusion.step_cache.forecast import Forecast  # noqa: PLC0415
+        from ...fusion.step_cache.model import StepCache  # noqa: PLC0415
+        from ...fusion.step_cache.settings import Settings  # noqa: PLC0415
+
+        kind = type("Bounded", (Forecast,), {"LEAST": least, "MOST": most})
+        clone = model.clone()
+        clone.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, STEP_CACHE, StepCache(Settings(error), kind))
+        return clone
+
+    return apply
+
+
+def ways(steps: int) -> list[Way]:
+    few = round(steps * (0.6 if steps <= 20 else 0.4))
+    return [
+        Way("Fewer steps", few, None),
+        Way("ComfyUI's LazyCache", 0.1, core("LazyCacheNode")),
+        *(Way("ComfyUI's EasyCache", one, core("EasyCacheNode")) for one in (0.05, 0.1, 0.2)),
+        *(Way("Step Cache, last result held", one, ours(most=0.0)) for one in (0.03, 0.05)),
+        *(Way("Step Cache, whole slope", one, ours(least=1.0)) for one in (0.03, 0.05)),
+        *(Way("Step Cache", one, ours()) for one in (0.02, 0.03, 0.05, 0.08)),
+    ]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    cli = single.command_line(__doc__, quick="one video of each; nothing is written")
+    cli.add_argument("--only", action="append", help="ways whose name contains this; nothing is written")
+    options = cli.parse_args(arguments)
+    start_comfyui(["--cpu", "--use-pytorch-cross-attention"])
+    import torch  # noqa: PLC0415
+
+    with torch.inference_mode():
+        found = {
+            str(steps): {
+                "videos": 1 if options.quick else count,
+                "rows": measured(steps, 1 if options.quick else count, options.only),
+            }
+            for steps, count in VIDEOS.items()
+        }
+    if not (options.quick or options.dry or options.only):
+        from ..kernels import environment  # noqa: PLC0415
+
+        FILE.write_text(json.dumps({"environment": environment(), "steps": found}, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def measured(steps: int, videos: int, only: Sequence[str] | None) -> list[Row]:
+    """A row of each way, at so many steps."""
+    from ...checkpoints import trained  # noqa: PLC0415
+    from . import errors, pipeline  # noqa: PLC0415
+    from .cli import some_scenes  # noqa: PLC0415
+    from .variants import REFERENCE  # noqa: PLC0415
+
+    files = pipeline.files_in(trained.FOLDER)
+    work = pipeline.Work(some_scenes(videos), 1, steps)
+    said = pipeline.words(pipeline.text_encoder(files.text, REFERENCE.computing), work.scenes)
+    model, vae = pipeline.diffusion_model(files, REFERENCE), pipeline.vae(files.vae, REFERENCE.computing)
+    every, calls = counted(model, work, said)
+    films, rows = pipeline.decoded(vae, every), []
+    for way in ways(steps):
+        if not any(text in way.name for text in only or ("",)):
+            continue
+        begun = time.perf_counter()
+        if way.apply is None:
+            latents, ran = counted(model, replace(work, steps=int(way.setting)), said)
+        else:
+            latents, ran = counted(way.apply(model, way.setting), work, said)
+        frames = errors.decibels(pipeline.decoded(vae, latents), films, 1.0)
+        row = {
+            "way": way.name,
+            "setting": way.setting,
+            "left out": round(steps * (1 - ran / calls), 2),
+            "frames dB": [round(statistics.mean(frames), 1), round(min(frames), 1)],
+            "latents dB": round(statistics.mean(errors.decibels(latents, every)), 1),
+        }
+        rows.append(row)
+        print(steps, json.dumps(row), f"{time.perf_counter() - begun:.0f} s", flush=True)
+    return rows
+
+
+def counted(model: Any, work: Work, said: Words) -> tuple[Any, int]:
+    """The latents of all videos, and how often the network ran for them."""
+    from . import pipeline  # noqa: PLC0415
+
+    ran = 0
+
+    def count(*_: Any) -> None:
+        nonlocal ran
+        ran += 1
+
+    hook = model.model.diffusion_model.blocks[0].register_forward_pre_hook(count)
+    try:
+        return pipeline.sampled(model, work, said, together=1), ran
+    finally:
+        hook.remove()
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """Markdown: what it was measured with, and a table of each number of steps."""
+    with_what = results["environment"]
+    told = [f"Measured with torch {with_what['torch']} ({with_what['date']}).\n"]
+    for steps, one in results["steps"].items():
+        rows = [
+            (
+                row["way"],
+                f"{row['setting']:g}",
+                f"{row['left out']:g}",
+                f"{row['frames dB'][0]:.1f} / {row['frames dB'][1]:.1f}",
+                f"{row['latents dB']:.1f}",
+            )
+            for row in one["rows"]
+        ]
+        told.append(f"{steps} steps, {one['videos']} videos:\n\n{markdown(HEADS, rows)}\n")
+    return "\n".join(told)
