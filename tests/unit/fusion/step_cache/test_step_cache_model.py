@@ -6,7 +6,6 @@ Its weights are random, so its results leap from step to step: the error that is
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 

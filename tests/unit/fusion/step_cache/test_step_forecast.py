@@ -57,6 +57,14 @@ def test_a_straight_trajectory_is_foretold_over_any_way() -> None:
         assert off(forecast, at, begin + at * slope) < 1e-5 and forecast.error(at) < 1e-3
 
 
+def test_no_more_than_the_whole_slope_is_followed() -> None:
+    """Of one that doubled in each step; and nothing of one that turned round."""
+    slope = randn(0)
+    doubled, turned = learned({0: 0 * slope, 1: slope, 2: 3 * slope}), learned({0: 0 * slope, 1: slope, 2: 0 * slope})
+    assert torch.allclose(doubled.denoised(3), 5 * slope) and doubled.error(3) > 0.3
+    assert torch.equal(turned.denoised(3), 0 * slope)
+
+
 def test_what_stands_still_is_foretold_as_it_is() -> None:
     point = randn(0)
     forecast = learned(dict.fromkeys((0, 1, 2), point))
@@ -84,6 +92,20 @@ def test_slopes_that_wander_are_taken_in_part_and_their_error_is_known() -> None
         far["said"].append(forecasts[0].error(7))
     ours, held, whole, said = (sum(found) / len(found) for found in far.values())
     assert ours < held and ours < whole and 0.6 < said / ours < 1.6, far
+
+
+def test_share_and_error_are_carried_over_to_other_ways() -> None:
+    """Measured over a way of two steps behind a span of one; asked for over ways behind that of two."""
+    along, beside = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])
+    begin, next_one = 0 * along, along
+    last = next_one + 0.5 * 2 * along + 0.1 * 2 * math.sqrt(3) * beside  # half of the slope held
+    forecast = learned({0: begin, 1: next_one, 3: last})
+    rate = 0.1 / float(last.norm())
+    for at in (4, 5, 6):
+        assert forecast.error(at) == pytest.approx(rate * (at - 3) * math.sqrt(at - 1), rel=1e-5)
+        share = max(0.0, 1 - 0.5 * (at - 1) / 3)
+        assert torch.allclose(forecast.denoised(at), last + share * (at - 3) / 2 * (last - next_one))
+    assert torch.equal(forecast.denoised(8), last), "nothing of the slope is left"
 
 
 def test_a_sampler_that_goes_back_takes_its_place_anew() -> None:
@@ -128,6 +150,8 @@ def test_the_shares_of_steps_are_those_of_eulers_method(kind: Any) -> None:
         whole = 1 - after if kind is comfy.model_sampling.CONST else 1.0
         assert schedule.share(levels[step]) == pytest.approx(given / whole)
     assert schedule.share(levels[-2]) == 1 and schedule.share(levels[-1]) == math.inf
+    assert schedule.share(2 * levels[0]) == math.inf, "before the first step"
+    assert all(Schedule(levels, lambda _, weight=weight: weight).share(levels[1]) == math.inf for weight in (0.0, -0.5))
 
 
 def test_prompts_controls_and_hooks_come_and_go() -> None:
