@@ -87,12 +87,15 @@ class _Encodes:
         return _with_room(stream, run, "the writing")
 
     def memory_estimation_function(self, tokens: Any, device: Any = None) -> float:
-        """Bytes that ComfyUI is asked to leave beside the weights; more where stock asks for more."""
-        stocks = getattr(super(), "memory_estimation_function", None)
-        management = comfy.model_management
-        least = management.minimum_inference_memory() - management.extra_reserved_memory()
-        own = float(least + halves_at_a_time(self.__dict__[ENCODES]))
-        return own if stocks is None else max(own, float(stocks(tokens, device=device)))
+        """Bytes that ComfyUI is asked to leave beside the weights: what it leaves for every model, or
+        what is known of this one, and halves."""
+        known = getattr(super(), "memory_estimation_function", None)
+        asked = 0.0 if known is None else float(known(tokens, device=device))
+        if device is None or device.type == "cpu":
+            return asked
+        management: Any = comfy.model_management
+        least: float = management.minimum_inference_memory() - management.extra_reserved_memory()
+        return max(asked, least) + halves_at_a_time(self.__dict__[ENCODES])
 
 
 def halves_at_a_time(stream: BlockStream) -> int:

@@ -29,6 +29,7 @@ PICTURES = (
     ("text-encoder-kernels", "FuseStreamTextEncoderKernels", "off", "CLIPTextEncode", "clip"),
     ("vae-kernels", "FuseStreamVAEKernels", "off", "VAEDecode", "vae"),
     ("sparse-attention", "FuseStreamSparseAttention", "top-k", "KSampler", "model"),
+    ("step-cache", "FuseStreamStepCache", 0.05, "KSampler", "model"),
     ("live-video", "FuseStreamLiveVideo", 1, "PreviewImage", "images"),
 )
 LOADERS_EXAMPLE, LOADERS_PICTURE = "wan2.1_t2v_1.3B", ROOT / "docs" / "images" / "loaders.png"

@@ -209,7 +209,7 @@ def test_a_plan_is_found_while_the_weights_are_in_ram() -> None:
     job = Job(tuple(z.shape), torch.float16, card, card)
     plan = net.fusestream_plans.at_once(net._call(True), job, 1 << 40)
     assert isinstance(plan, Plan) and plan.worst >= plan.peak > 0, plan
-    assert comfy.model_management.STREAM_CAST_BUFFERS == buffers
+    assert buffers == comfy.model_management.STREAM_CAST_BUFFERS
 
 
 @torch.inference_mode()

@@ -109,11 +109,16 @@ def test_relatives_are_not_taken() -> None:
 
 
 def test_what_a_step_needs() -> None:
-    """At 1024x1024, its stream in fp32: q, k, v and a normed stream beside it, and a chunk."""
-    net = SimpleNamespace(inner_dim=3072, patch_size=2)
-    x = (64 * 64 + 512) * 3072
-    assert need(net, (1, 16, 1, 128, 128), SINGLE) == pytest.approx(1.05 * (12 * x + 2**28))
-    assert need(net, (2, 16, 1, 128, 128), HALF) == pytest.approx(1.05 * (20 * x + 2**28))
+    """At 1024x1024: its streams, the picture's normed one and a chunk of its hidden values. Of another size than published
+    ones: test_counts_at_published_sizes.py."""
+    up, down = (
+        SimpleNamespace(weight=torch.empty(*shape, dtype=HALF, device="meta")) for shape in ((9216, 3072), (3072, 9216))
+    )
+    mlp = SimpleNamespace(net=(SimpleNamespace(proj=up), None, down))
+    net = SimpleNamespace(inner_dim=3072, patch_size=2, transformer_blocks=[SimpleNamespace(img_mlp=mlp)])
+    x, normed, hidden = (64 * 64 + 512) * 3072, 64 * 64 * 3072 * 2, 64 * 64 * 9216 * 2
+    assert need(net, (1, 16, 1, 128, 128), SINGLE) == pytest.approx(1.05 * (8 * x + normed + hidden))
+    assert need(net, (2, 16, 1, 128, 128), HALF) == pytest.approx(1.05 * 2 * (4 * x + normed + hidden))
     assert need(net, (1, 16, 1, 128, 128), torch.bfloat16) is None
     assert need(net, (1, 16, 128, 128), SINGLE) is None
 
