@@ -12,6 +12,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 import comfy.model_management
@@ -100,22 +101,55 @@ def held_in_pieces(device: torch.device) -> int:
 SMALL_CARD = 4 << 30  # bytes in all of the smallest cards that ComfyUI's code may be told of
 
 
+class PerThread:
+    """A function in whose place some threads get another's answers.
+
+    own  the function. A thread's latest answer gets what stands behind it first: its answer before, or this
+    """
+
+    def __init__(self, own: Callable[..., Any]) -> None:
+        self.own, self.users = own, 0
+        self._answers: dict[int, list[Callable[..., Any]]] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        call = self.own
+        for answer in self._answers.get(threading.get_ident(), ()):
+            call = partial(answer, call)
+        return call(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def answering(self, answer: Callable[..., Any]) -> Iterator[None]:
+        thread = threading.get_ident()
+        self._answers.setdefault(thread, []).append(answer)
+        try:
+            yield
+        finally:
+            self._answers[thread].pop()
+            if not self._answers[thread]:
+                del self._answers[thread]
+
+
+_replacing = threading.Lock()
+
+
 @contextlib.contextmanager
 def in_this_thread(owner: Any, name: str, answer: Callable[..., Any]) -> Iterator[None]:
     """While calls of a function of ComfyUI's from this thread are answered by another one, which gets
-    it first."""
-    own, thread = getattr(owner, name), threading.get_ident()
-
-    def called(*args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() != thread:
-            return own(*args, **kwargs)
-        return answer(own, *args, **kwargs)
-
-    setattr(owner, name, called)
+    it first. Several threads may do so at a time, in any order."""
+    with _replacing:
+        found = getattr(owner, name)
+        if not isinstance(found, PerThread):
+            found = PerThread(found)
+            setattr(owner, name, found)
+        found.users += 1
     try:
-        yield
+        with found.answering(answer):
+            yield
     finally:
-        setattr(owner, name, own)
+        with _replacing:
+            found.users -= 1
+            if not found.users and getattr(owner, name) is found:  # else another node has wrapped it
+                setattr(owner, name, found.own)
 
 
 @contextlib.contextmanager

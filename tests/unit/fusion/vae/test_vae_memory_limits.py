@@ -193,3 +193,31 @@ def test_only_the_thread_that_computes_is_told_of_another_card(monkeypatch):
             raise ValueError
     assert others == [9] and len(asked) == 3 and len(inner) == 1
     assert management.get_total_memory is sizes["all"]
+
+
+def test_threads_that_are_told_at_a_time_end_in_any_order(monkeypatch):
+    """Each hears its own, and ComfyUI's function is back behind the last; or what another node has put around it, which hears the
+    card's own."""
+    monkeypatch.setattr(management, "get_total_memory", own := lambda *_: 9)
+    inside, out, found = threading.Barrier(3), [threading.Event(), threading.Event()], {}
+
+    def work(nbytes: int, end: threading.Event) -> None:
+        with memory_limits.told_of_card(nbytes):
+            inside.wait()
+            end.wait()
+            found[nbytes] = management.get_total_memory(CARD)
+
+    threads = [threading.Thread(target=work, args=(nbytes, end)) for nbytes, end in zip((3, 5), out, strict=True)]
+    for thread in threads:
+        thread.start()
+    inside.wait()
+    assert management.get_total_memory(CARD) == 9
+    for thread, end in zip(threads, out, strict=True):
+        end.set()
+        thread.join()
+    assert found == {3: 3, 5: 5} and management.get_total_memory is own
+    with memory_limits.told_of_card(7):
+        told = management.get_total_memory
+        management.get_total_memory = lambda *args: told(*args)
+        assert management.get_total_memory(CARD) == 7
+    assert management.get_total_memory(CARD) == 9
