@@ -79,7 +79,6 @@ _WATCHED_BY: dict[str, tuple[str, ...]] = {
     "fusion/sparse/tally.py": ("test_sparse_attention",),
     "fusion/step_cache/forecast.py": ("test_step_forecast",),
     "fusion/step_cache/model.py": ("test_step_cache_model",),
-    "fusion/step_cache/prompts.py": ("test_step_forecast",),
     "fusion/step_cache/schedule.py": ("test_step_forecast", "test_step_cache_model"),
     "fusion/step_cache/settings.py": ("test_step_forecast",),
     "fusion/stream/blocks.py": ("test_stream_blocks", "test_model_call", "test_umt5_streamed"),

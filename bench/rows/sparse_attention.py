@@ -69,36 +69,24 @@ def bounded(policy: KernelPolicy) -> Callable[..., Tensor]:
 
 
 def rows(label: str, b: int, s: int, h: int, d: int) -> list[Row]:
-    return [
-        Row(
+    def row(what: str, precision: Precision, ours: Any, **others: Any) -> Row:
+        return Row(
             "sparse attention",
-            f"{label}, {LEFT:.0%} left to means: {b}x{h}x{s}x{s}x{d} {precision}",
+            f"{label}, {what}: {b}x{h}x{s}x{s}x{d} {precision}",
             grouped(b, s, h, d),
             PLAIN,
             stock,
             precision=precision,
             flops=flops(b, s, s, h, d),
             peers=False,
-            ours=bounded,
+            ours=ours,
             exact=exactly,
             sampled=SAMPLED,
+            **others,
         )
-        for precision in TIERS
-    ] + [
-        Row(
-            "sparse attention",
-            f"{label}, {share:.0%} of the blocks: {b}x{h}x{s}x{s}x{d} {precision}",
-            grouped(b, s, h, d),
-            PLAIN,
-            stock,
-            precision=precision,
-            flops=flops(b, s, s, h, d),
-            peers=False,
-            ours=sparse(share),
-            rivals=kitchen.sparse_attention(share),
-            exact=exactly,
-            sampled=SAMPLED,
-        )
+
+    return [row(f"{LEFT:.0%} left to means", precision, bounded) for precision in TIERS] + [
+        row(f"{share:.0%} of the blocks", precision, sparse(share), rivals=kitchen.sparse_attention(share))
         for share in SHARES
         for precision in TIERS
     ]

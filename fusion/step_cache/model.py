@@ -22,8 +22,7 @@ from torch import Tensor
 from ..base.format import counted
 from ..base.hooks import STEP_CACHE
 from .forecast import Forecast
-from .prompts import Conds, taking_part
-from .schedule import Schedule
+from .schedule import Conds, Schedule, taking_part
 from .settings import Settings
 
 NEARLY = 1e-3  # steps by which a computed noise level may miss the schedule's

@@ -1,11 +1,19 @@
-"""Where a noise level lies among the steps of a sampler, and what a step is worth."""
+"""What belongs to a noise level: where it lies among the steps of a sampler, what its step is worth,
+and which prompts, ControlNets and hooks take part.
+
+Stock has ranges of noise levels for these. Where one comes or goes, what the model gives leaps, and
+nothing from before foretells it.
+"""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from typing import Any
+
+Conds = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 class Schedule:
@@ -46,3 +54,24 @@ class Schedule:
         after = self._levels[behind]
         signal = self._signal(after)
         return (1 - after / level) / signal if signal > 0 else math.inf
+
+
+def taking_part(conds: Conds, level: float) -> tuple[int, ...]:
+    """The state of each of a guider's prompts at this noise level. Equal: the same take part."""
+    return tuple(state for prompts in conds.values() for prompt in prompts for state in _states(prompt, level))
+
+
+def _states(prompt: Mapping[str, Any], level: float) -> Iterator[int]:
+    yield _is_within(prompt.get("timestep_start"), prompt.get("timestep_end"), level)
+    control = prompt.get("control")
+    while control is not None:
+        start, end = control.timestep_range or (None, None)
+        yield _is_within(start, end, level)
+        control = control.previous_controlnet
+    hooks = prompt.get("hooks")
+    for hook in () if hooks is None else hooks.hooks:
+        yield sum(float(frame.start_t) >= level for frame in hook.hook_keyframe.keyframes)
+
+
+def _is_within(start: Any, end: Any, level: float) -> bool:
+    return (start is None or level <= float(start)) and (end is None or level >= float(end))

@@ -207,7 +207,7 @@ def test_a_plan_is_found_while_the_weights_are_in_ram() -> None:
     install.fuse(net)
     buffers = dict(comfy.model_management.STREAM_CAST_BUFFERS)
     job = Job(tuple(z.shape), torch.float16, card, card)
-    plan = net.fusestream_plans.at_once(net._call(True), job, 1 << 40)
+    plan = net.fusestream_plans.within(net._call(True), job, 1 << 40, 0)
     assert isinstance(plan, Plan) and plan.worst >= plan.peak > 0, plan
     assert buffers == comfy.model_management.STREAM_CAST_BUFFERS
 

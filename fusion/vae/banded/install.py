@@ -26,7 +26,7 @@ from ..request import Request, with_workspaces
 from ..resident_patcher import bytes_beside, hold_alone
 from .meter import TURNED
 from .passage import Passage
-from .plan import Plan, planned
+from .plan import Plan, at_once, in_bands
 from .rehearsal import Call, Job
 from .tensor import Unreadable
 
@@ -51,25 +51,37 @@ class Plans:
         self.limit, self.foreseen = limit, foreseen
         self._found: dict[Any, Found] = {}
 
-    def at_once(self, call: Call, job: Job, free: int) -> Found:
-        """The plan for a call without bands. Where it would not fit into so many free bytes, it has as
-        few frames at a time as ComfyUI's code chooses on the smallest card: no work is repeated."""
+    def within(self, call: Call, job: Job, free: int, room: int) -> Found:
+        """The plan for a call: at once if that fits into so many free bytes, workspaces too, with as few
+        frames at a time as on the smallest card if need be; else within the room."""
         found = self.find(call, job, ENDLESS)
         if isinstance(found, Plan) and found.asked and found.worst > free:
-            return self.find(call, replace(job, card=SMALL_CARD), ENDLESS)
-        return found
+            found = self.find(call, replace(job, card=SMALL_CARD), ENDLESS)
+        return found if isinstance(found, str) or found.worst <= free else self.find(call, job, room)
 
     def find(self, call: Call, job: Job, room: int) -> Found:
         """The plan for a call within so many bytes, or why there is none."""
         key = call.decodes, job, room
         if key not in self._found:
+            found = self._made(call, job, room)
             while len(self._found) >= REMEMBERED:
                 del self._found[next(iter(self._found))]
-            try:
-                self._found[key] = planned(call, job, room)
-            except Unreadable as error:
-                self._found[key] = str(error)
+            self._found[key] = found
         return self._found[key]
+
+    def _made(self, call: Call, job: Job, room: int) -> Found:
+        try:
+            if room == ENDLESS:
+                return at_once(call, job)
+            whole = self.find(call, job, ENDLESS)
+            if isinstance(whole, str) or whole.peak <= room:
+                return whole
+            # Fewer frames at a time, which some of ComfyUI's code has on a small card, repeat no work.
+            if whole.asked and not job.card:
+                return self.find(call, replace(job, card=SMALL_CARD), room)
+            return in_bands(call, job, room, whole)
+        except Unreadable as error:
+            return str(error)
 
 
 class InBands:
@@ -164,10 +176,7 @@ class InBands:
             room = room_for(self, call.decodes)
             if on_card(device):
                 free = _grained(int(comfy.model_management.get_free_memory(device) / HELD))
-                at_once = self.fusestream_plans.at_once(call, job, free)
-                if isinstance(at_once, str) or at_once.worst <= free:
-                    return at_once
-                room = min(room, free)
+                return self.fusestream_plans.within(call, job, free, min(room, free))
         found = self.fusestream_plans.find(call, job, room)
         if isinstance(found, Plan) and room_of_card(self, call.decodes, device) < found.peak:
             return f"even in bands it takes {found.peak / 2**30:.1f} GiB"
@@ -257,10 +266,8 @@ def memory_used(vae: Any, stocks: Callable[..., int], decodes: bool, shape: torc
     net = vae.first_stage_model
     device = _numbered(torch.device(vae.device))
     job = Job((1, *shape[1:]), dtype, device if decodes else torch.device("cpu"), device)
-    most = can_free(net, decodes, device)
-    found = net.fusestream_plans.at_once(net._call(decodes), job, most)
-    if isinstance(found, Plan) and found.worst > most:
-        found = net.fusestream_plans.find(net._call(decodes), job, room_for(net, decodes))
+    most, room = can_free(net, decodes, device), room_for(net, decodes)
+    found = net.fusestream_plans.within(net._call(decodes), job, most, room)
     if isinstance(found, str):
         return stocks(shape, dtype)
     needed = int(HELD * found.worst)

@@ -14,11 +14,10 @@ none without fits.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ..bands import Span, by_count
-from ..memory_limits import SMALL_CARD
 from .norms import same
 from .reduced import Size, size_of
 from .rehearsal import Call, Job, metered, rehearse, shorter
@@ -78,27 +77,32 @@ class Plan:
         return max(0.0, self.products / self.least - 1) if self.least else 0.0
 
 
-def planned(call: Call, job: Job, room: int) -> Plan:
-    """The plan for a call within so many bytes. `Unreadable`: there is none, and why."""
-    sides = (-1, -2) if job.shape[-1] >= job.shape[-2] else (-2, -1)
-    seam = metered(job, sides[0])
+def at_once(call: Call, job: Job) -> Plan:
+    """The plan for a call without bands. `Unreadable`: there is none, and why."""
+    dim = _sides(job)[0]
+    seam = metered(job, dim)
     assert seam.meter is not None
     made = rehearse(call, job, seam)
     most, worst, least = seam.meter.most, seam.meter.worst, seam.meter.products
-    whole = Plan("", "", sides[0], (), made.shape, most, worst, least, least, made.asked, job.card)
-    if most <= room:
-        return whole
-    if whole.asked and not job.card:  # as few frames at a time as on the smallest card
-        return planned(call, replace(job, card=SMALL_CARD), room)
+    return Plan("", "", dim, (), made.shape, most, worst, least, least, made.asked, job.card)
+
+
+def in_bands(call: Call, job: Job, room: int, whole: Plan) -> Plan:
+    """The plan for a call within so many bytes. whole: at once. `Unreadable`: there is none, and why."""
     reasons: list[str] = []
-    for dim in sides:
-        found = _in_bands(call, job, room, whole, dim, reasons)
+    for dim in _sides(job):
+        found = _along(call, job, room, whole, dim, reasons)
         if found is not None:
             return found
     raise Unreadable("; ".join(dict.fromkeys(reasons)) or "it is one module")
 
 
-def _in_bands(call: Call, job: Job, room: int, whole: Plan, dim: int, reasons: list[str]) -> Plan | None:
+def _sides(job: Job) -> tuple[int, int]:
+    """The dimensions that may be cut, the longer one first."""
+    return (-1, -2) if job.shape[-1] >= job.shape[-2] else (-2, -1)
+
+
+def _along(call: Call, job: Job, room: int, whole: Plan, dim: int, reasons: list[str]) -> Plan | None:
     """The plan with bands along this dimension. whole: all at once. reasons: why a way is none, added."""
     ways = []
     names, short = _candidates(call, shorter(job, SHORT[call.decodes]), dim)

@@ -107,18 +107,15 @@ class _Plain(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)
 
 
-def _no_stream(*_: Any) -> None:
-    return None
-
-
 @contextlib.contextmanager
 def rehearsing(device: torch.device) -> Iterator[None]:
     """While a network is called without computing: nothing is drawn of torch's random numbers, and
     weights in RAM are not brought. ComfyUI would bring them through buffers and streams that it
     keeps."""
     devices = [device] if device.type == "cuda" else []
-    random, offload = torch.random.fork_rng(devices=devices), (comfy.model_management, "get_offload_stream")
-    with torch.inference_mode(), random, in_this_thread(*offload, _no_stream), _Plain():  # type: ignore[no-untyped-call]
+    random = torch.random.fork_rng(devices=devices)
+    none = in_this_thread(comfy.model_management, "get_offload_stream", lambda *_: None)
+    with torch.inference_mode(), random, none, _Plain():  # type: ignore[no-untyped-call]
         try:
             yield
         except Unreadable:

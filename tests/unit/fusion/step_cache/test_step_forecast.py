@@ -14,8 +14,7 @@ import torch
 
 from fusestream.fusion.step_cache.forecast import Forecast
 from fusestream.fusion.step_cache.model import _signal
-from fusestream.fusion.step_cache.prompts import taking_part
-from fusestream.fusion.step_cache.schedule import Schedule
+from fusestream.fusion.step_cache.schedule import Schedule, taking_part
 from fusestream.fusion.step_cache.settings import Settings
 
 SHAPE = (1, 4, 3, 8, 8)
