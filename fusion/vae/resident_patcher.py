@@ -68,7 +68,7 @@ class HeldPatcher(ModelPatcher):
 def patcher_of(model: nn.Module, load_device: torch.device, offload_device: torch.device) -> HeldPatcher:
     """A patcher for a model as stock builds it. The size counts the types in which its modules note
     that they compute, which may differ from the file's."""
-    nbytes = sum(tensor.numel() * kind.itemsize for _, _, tensor, kind in _tensors(model))
+    nbytes = sum(tensor.numel() * kind.itemsize for _, _, tensor, kind in tensors_and_types(model))
     model._register_state_dict_hook(_as_the_file_has_it)  # type: ignore[no-untyped-call]
     return HeldPatcher(model, load_device=load_device, offload_device=offload_device, size=nbytes)
 
@@ -103,7 +103,7 @@ def missing(model: nn.Module, device: torch.device, parts: tuple[str, ...] = (""
             kind,
             last_format(tensor) if is_ours and tensor.ndim in (4, 5) else torch.preserve_format,
         )
-        for module, name, tensor, kind in _tensors(model)
+        for module, name, tensor, kind in tensors_and_types(model)
         if name.startswith(parts) and (tensor.device != device or tensor.dtype is not kind)
     ]
 
@@ -174,7 +174,7 @@ def _put(module: nn.Module, name: str, tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _tensors(model: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor, torch.dtype]]:
+def tensors_and_types(model: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor, torch.dtype]]:
     """Parameters and buffers: the module, the name within the model, and the type in which the
     model computes with it."""
     for path, module in model.named_modules():

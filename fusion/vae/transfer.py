@@ -4,6 +4,7 @@ leave (`Outbox`)."""
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from mmap import PAGESIZE
 
 import torch
@@ -85,6 +86,22 @@ class Outbox:
                 touch(self.out[place])
             arrived.synchronize()
             self.out[place].copy_(staged)
+
+
+class FreshPages:
+    """The memory of a result on the host gets its pages in parts, each while the card computes; what is not
+    contiguous gets them as it is written."""
+
+    def __init__(self, out: Tensor, parts: int) -> None:
+        lies = out.device.type == "cpu" and out.is_contiguous() and out.numel() > 0
+        each = -(-out.numel() // parts)
+        self._parts: Iterator[Tensor] = iter(torch.split(out.view(-1), each) if lies else ())
+
+    def touch_next(self) -> None:
+        """The next part's, if one is left."""
+        for part in self._parts:
+            touch(part)
+            return
 
 
 def touch(part: Tensor) -> None:

@@ -1,5 +1,5 @@
-"""What a VAE whose decoder is a chain of blocks over tiles keeps to: stock's pixels to the bit, one block's weights at
-a time, and nothing left behind."""
+"""What a VAE whose decoder is a chain of blocks over tiles keeps to: stock's pixels, one block's weights at a time, and nothing
+left behind."""
 
 from __future__ import annotations
 
@@ -51,11 +51,35 @@ def left_as_it_was(net: Any) -> bool:
     ids=["tiles, clips", "a batch of pictures", "clips"],
 )
 @pytest.mark.parametrize("room", [ENOUGH, 1 << 22, 0], ids=["all tiles", "some tiles", "tile by tile"])
-def test_pixels_are_stocks_to_the_bit(net: Any, stock: Any, shape: tuple[int, ...], room: int) -> None:
+def test_pixels_are_stocks(net: Any, stock: Any, shape: tuple[int, ...], room: int) -> None:
+    """To the bit where a block computes one tile at a time; products of several add up in another order."""
     z = torch.randn(shape)
     LEDGER.clear()
-    assert torch.equal(net.decode(z.clone(), room=room), stock.decode(z.clone()))
+    found, expected = net.decode(z.clone(), room=room), stock.decode(z.clone())
+    torch.testing.assert_close(found, expected, rtol=0, atol=0 if room == 0 else 1e-5 * expected.abs().max().item())
     assert left_as_it_was(net) and not LEDGER.messages
+
+
+@pytest.mark.parametrize("frames", [1, 2, 7, 8, 12])
+def test_pixels_are_written_where_they_are_wanted(net: Any, stock: Any, frames: int) -> None:
+    """Into memory of another type, of the shape that is said beforehand."""
+    z = torch.randn(1, 24, frames, 3, 2)
+    expected = stock.decode(z.clone())
+    assert net.comfy_has_chunked_io and net.decode_output_shape(z.shape) == tuple(expected.shape)
+    out = torch.full(expected.shape, torch.nan, dtype=torch.float64)
+    assert net.decode(z.clone(), output_buffer=out) is out
+    torch.testing.assert_close(out.float(), expected.float(), rtol=0, atol=1e-5)
+
+
+def test_tiles_pass_a_block_together(net: Any) -> None:
+    """As many as a part of the room is enough for; without room, one."""
+    z, sizes = torch.randn(1, 24, 7, 17, 17), list[int]()
+    net.decoder.transformer_blocks[1].attn.register_forward_pre_hook(lambda _module, args: sizes.append(len(args[0])))
+    net.decode(z, room=0)
+    assert sizes == [1, 1, 1, 1]
+    sizes.clear()
+    net.decode(z, room=ENOUGH)
+    assert sizes == [4]
 
 
 def test_a_block_comes_once_for_all_tiles(net: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,8 +144,23 @@ def test_blocks_that_are_no_chain_are_stocks(stock: Any) -> None:
         blocks[2].register_forward_pre_hook(lambda _block, args: (args[0] * 0.5, *args[1:]))
     install.fuse(net)
     z = torch.randn(1, 24, 2, 2, 2)
-    assert torch.equal(net.decode(z.clone(), room=ENOUGH), changed.decode(z.clone()))
+    expected = changed.decode(z.clone())
+    assert torch.equal(net.decode(z.clone(), room=ENOUGH), expected)
+    assert torch.equal(net.decode(z.clone(), torch.empty_like(expected), ENOUGH), expected)
     assert any("no chain" in str(line) for line in LEDGER.messages)
+
+
+def test_new_memory_is_touched_once_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fusestream.fusion.vae import transfer
+
+    touched = list[int]()
+    monkeypatch.setattr(transfer, "touch", lambda part: touched.append(part.numel()))
+    for out, parts in ((torch.empty(3, 5), [8, 7]), (torch.empty(5, 3).T, []), (torch.empty(0), [])):
+        touched.clear()
+        pages = transfer.FreshPages(out, 2)
+        for _ in range(4):
+            pages.touch_next()
+        assert touched == parts
 
 
 def test_only_a_chain_of_blocks_is_taken(stock: Any) -> None:

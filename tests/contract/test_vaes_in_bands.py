@@ -98,6 +98,19 @@ def close(got: torch.Tensor, want: torch.Tensor) -> None:
 
 
 @WAYS
+def test_a_plan_is_of_the_type_in_which_the_network_computes(nets: dict[str, Any], way: str) -> None:
+    """ComfyUI asks for it while weights are in RAM in the file's type; they become another one as they are loaded."""
+    net = fused(nets, LOCAL["LTX-2"])
+    given = LOCAL["LTX-2"].given(way, 4, 8, 2)
+    whole = peak_of(net, way, given)
+    comfy.model_management.archive_model_dtypes(net)  # as stock does before it takes a file's weights
+    net.half()
+    net.fusestream_plans._found.clear()
+    assert peak_of(net, way, given) == whole
+    assert all(tensor.dtype is torch.float16 for tensor in net.parameters())
+
+
+@WAYS
 @EACH
 def test_bands_make_what_one_pass_makes(nets: dict[str, Any], kind: AnyVae, way: str) -> None:
     """A wide video of several frames and a high one of a single frame, in ever less room; to rounding, because a

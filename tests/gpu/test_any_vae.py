@@ -193,8 +193,9 @@ def test_block_by_block_through_the_loader_is_stocks(tmp_path: Path, kernels: An
 
 
 @torch.inference_mode()
-def test_a_plan_is_found_while_the_weights_are_in_ram() -> None:
-    """As ComfyUI asks for it, before it loads them; and none of its buffers for weights is made meanwhile."""
+@pytest.mark.parametrize("computed", [torch.float16, torch.bfloat16], ids=str)
+def test_a_plan_is_found_while_the_weights_are_in_ram(computed: torch.dtype) -> None:
+    """As ComfyUI asks for it, before it loads them, in the file's type; and none of its buffers for weights is made meanwhile."""
     import comfy.model_management
     from any_vaes import LOCAL
 
@@ -203,10 +204,12 @@ def test_a_plan_is_found_while_the_weights_are_in_ram() -> None:
     from fusestream.fusion.vae.banded.rehearsal import Job
 
     kind, card = LOCAL["LTX-2"], torch.device("cuda", torch.cuda.current_device())
-    net, z = kind.net().half(), kind.given("decode", 4, 8, 3)
+    net, z = kind.net().to(computed), kind.given("decode", 4, 8, 3)
+    comfy.model_management.archive_model_dtypes(net)
+    net.half()
     install.fuse(net)
     buffers = dict(comfy.model_management.STREAM_CAST_BUFFERS)
-    job = Job(tuple(z.shape), torch.float16, card, card)
+    job = Job(tuple(z.shape), computed, card, card)
     plan = net.fusestream_plans.within(net._call(True), job, 1 << 40, 0)
     assert isinstance(plan, Plan) and plan.worst >= plan.peak > 0, plan
     assert buffers == comfy.model_management.STREAM_CAST_BUFFERS

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..bands import Span
 from ..memory_limits import in_this_thread, told_of_card
+from ..resident_patcher import tensors_and_types
 from . import convolving, shaping  # noqa: F401 - they enter their operations into the table
 from .arguments import mapped, on_meta, tensors
 from .meter import Meter
@@ -87,10 +88,22 @@ class Rehearsal:
 
 class _Plain(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Tensors that stock's code makes beside: what is copied has no numbers, nor what comes of it.
-    So weights that are offloaded stay where they are."""
+    So weights that are offloaded stay where they are, and are of the type in which the network
+    computes with them, which may not be the file's."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        every = tensors_and_types(net)
+        self._types = {id(tensor): kind for _, _, tensor, kind in every if tensor.dtype is not kind}
+
+    def _as_computed(self, tensor: Tensor) -> Tensor:
+        kind = self._types.get(id(tensor))
+        return tensor if kind is None else torch.empty_like(tensor, dtype=kind, device="meta")
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self._types:
+            args, kwargs = mapped(self._as_computed, args), mapped(self._as_computed, kwargs)
         leaves = [*tensors(args), *tensors(kwargs.values())]
         if any(isinstance(each, Banded) for each in leaves):
             return func(*args, **kwargs)
@@ -108,14 +121,14 @@ class _Plain(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @contextlib.contextmanager
-def rehearsing(device: torch.device) -> Iterator[None]:
+def rehearsing(net: nn.Module, device: torch.device) -> Iterator[None]:
     """While a network is called without computing: nothing is drawn of torch's random numbers, and
     weights in RAM are not brought. ComfyUI would bring them through buffers and streams that it
     keeps."""
     devices = [device] if device.type == "cuda" else []
     random = torch.random.fork_rng(devices=devices)
     none = in_this_thread(comfy.model_management, "get_offload_stream", lambda *_: None)
-    with torch.inference_mode(), random, none, _Plain():  # type: ignore[no-untyped-call]
+    with torch.inference_mode(), random, none, _Plain(net):
         try:
             yield
         except Unreadable:
@@ -127,7 +140,7 @@ def rehearsing(device: torch.device) -> Iterator[None]:
 def rehearse(call: Call, job: Job, seam: Seam, turn: Turn | None = None, span: Span = (0, 0)) -> Rehearsal:
     """One call of the network. turn: None: all at once."""
     assert seam.meter is not None
-    with rehearsing(job.device), told_of_card(job.card) as asked:
+    with rehearsing(call.net, job.device), told_of_card(job.card) as asked:
         given = _given(job, seam, turn, span)
         sink = None if turn == "statistics" else _sink(call, job, seam)
         with contextlib.nullcontext() if turn is None else seam.turn(turn, span):

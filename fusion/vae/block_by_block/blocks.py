@@ -113,19 +113,42 @@ def each_answered(blocks: Sequence[nn.Module], answer: Callable[..., Any]) -> It
         yield
 
 
-def answer_of(forward: Callable[[Tensor], Tensor], blocks: Sequence[nn.Module], x: Tensor) -> tuple[torch.Size, int]:
-    """The shape of what the decoder makes of x, and about the bytes that one call takes. Nothing is
-    computed."""
-    kept = 0
+class Answers:
+    """What a decoder makes of its calls, by their shapes. Nothing is computed.
 
-    def pass_on(_number: int, given: Tensor, *_others: Any, **_options: Any) -> Tensor:
-        nonlocal kept
-        kept = max(kept, given.numel() * given.element_size())
-        return given
+    at_work  about the bytes that a block takes for the largest of them
+    kept     the bytes of what it is given
+    """
 
-    with each_answered(blocks, pass_on), rehearsing(x.device):
-        made = forward(skipped(x.shape, x.dtype, x.device))
-    return torch.Size(made.shape), AT_WORK * kept
+    def __init__(self, decoder: nn.Module, blocks: Sequence[nn.Module], like: Tensor) -> None:
+        """like: type and device of the calls."""
+        self._decoder, self._forward = decoder, decoder.forward  # before its calls are answered
+        self._blocks, self._like = blocks, like
+        self._shapes: dict[torch.Size, torch.Size] = {}
+        self.kept = 0
+
+    @property
+    def at_work(self) -> int:
+        return AT_WORK * self.kept
+
+    def shape(self, given: torch.Size) -> torch.Size:
+        """Of the answer to a call of this shape."""
+        if given not in self._shapes:
+            self._shapes[given] = self._found(given)
+        return self._shapes[given]
+
+    def nbytes(self, given: torch.Size) -> int:
+        """Of the answer to a call of this shape."""
+        return self.shape(given).numel() * self._like.element_size()
+
+    def _found(self, given: torch.Size) -> torch.Size:
+        def pass_on(_number: int, x: Tensor, *_others: Any, **_options: Any) -> Tensor:
+            self.kept = max(self.kept, x.numel() * x.element_size())
+            return x
+
+        like = self._like
+        with each_answered(self._blocks, pass_on), rehearsing(self._decoder, like.device):
+            return torch.Size(self._forward(skipped(given, like.dtype, like.device)).shape)
 
 
 def chain_in(decoder: nn.Module) -> tuple[str, list[nn.Module]] | None:

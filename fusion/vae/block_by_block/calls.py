@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -69,6 +69,17 @@ def noted(decode: Callable[[Tensor], Any], decoder: nn.Module, z: Tensor, shape:
     return calls
 
 
+def in_batches(calls: list[Tensor], count: int) -> list[Tensor]:
+    """Calls of one shape [b, ...], one after the other, as calls of at most so many of them: [count * b, ...].
+    ComfyUI computes samples together wherever memory suffices, so those of a batch do not mix."""
+    batches: list[list[Tensor]] = []
+    for x in calls:
+        if not batches or len(batches[-1]) >= count or batches[-1][0].shape != x.shape:
+            batches.append([])
+        batches[-1].append(x)
+    return [torch.cat(batch) if len(batch) > 1 else batch[0] for batch in batches]
+
+
 def joined(decode: Callable[[Tensor], Any], decoder: nn.Module, z: Tensor, made: list[Tensor]) -> Any:
     """The decoding of z with these answers, which are dropped one by one."""
     made.reverse()
@@ -76,8 +87,16 @@ def joined(decode: Callable[[Tensor], Any], decoder: nn.Module, z: Tensor, made:
         return decode(z)
 
 
-def joining(decode: Callable[[Tensor], Any], decoder: nn.Module, z: Any, shape: Shape) -> int:
-    """Bytes that the joining takes at most, without computing. z: shape, type, device."""
+class Joining(NamedTuple):
+    """Of the answers of a decoding. nbytes: that it takes at most. shape: of what it makes."""
+
+    nbytes: int
+    shape: torch.Size
+
+
+def joining(decode: Callable[[Tensor], Any], decoder: nn.Module, z: Any, shape: Shape) -> Joining:
+    """The joining of the answers of a decoding of z, without computing. z: shape, type, device. shape: of an
+    answer."""
     meter = Meter(z.device)
 
     def priced(size: torch.Size, dtype: torch.dtype, device: torch.device) -> Banded:
@@ -85,6 +104,10 @@ def joining(decode: Callable[[Tensor], Any], decoder: nn.Module, z: Any, shape: 
         return Banded(held, device=device, share=meter.share(held) if device == z.device else meter.elsewhere())
 
     given = priced(z.shape, z.dtype, z.device)
-    with answered(decoder, lambda x: priced(shape(x.shape), x.dtype, z.device)), rehearsing(z.device), _Made(priced):
-        decode(given)
-    return meter.most
+    with (
+        answered(decoder, lambda x: priced(shape(x.shape), x.dtype, z.device)),
+        rehearsing(decoder, z.device),
+        _Made(priced),
+    ):
+        made = decode(given)
+    return Joining(meter.most, torch.Size(made.shape))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -18,70 +19,106 @@ from ..banded.tensor import Unreadable
 from ..memory_limits import HELD, LIMIT, OTHERS, Progress, on_card, weight_bytes
 from ..request import Request, with_workspaces
 from ..resident_patcher import HeldPatcher, hold, hold_alone
-from .blocks import BlockByBlock, answer_of, chain_in
-from .calls import joined, joining, noted
+from ..transfer import FreshPages, Outbox
+from .blocks import Answers, BlockByBlock, chain_in
+from .calls import in_batches, joined, joining, noted
 from .weights import BlocksAhead
 
 ENCODER = ("encoder.", "quant_conv.")
+# Calls that a block computes at once: so many at most, and as many as this part of the room is enough for.
+# The rest of it keeps what the next block is given.
+MOST_CALLS, OF_THE_ROOM = 16, 4
+FRAMES = 4  # of the result that leave the card together
 
 
 class ByBlocks:
     """Mixed into stock's network. fusestream_limit: bytes that its weights and a decoding may
     take."""
 
+    comfy_has_chunked_io = True
     fusestream_limit: int
 
+    def decode_output_shape(self, shape: torch.Size | tuple[int, ...]) -> tuple[int, ...]:
+        """The pixels [b, 3, ...] that latents of this shape become."""
+        return shape_of(self, super().decode, shape)  # type: ignore[misc]
+
     @torch.no_grad()
-    def decode(self, z: Tensor, room: int | None = None, **options: Any) -> Tensor:
+    def decode(self, z: Tensor, output_buffer: Tensor | None = None, room: int | None = None, **options: Any) -> Tensor:
         """Latents [b, z, t, h, w] -> pixels [b, 3, ...], as stock's.
 
-        room: bytes beside the weights that are there; by default the limit decides
+        output_buffer  the destination, on any device and of any type; None: a tensor on z's device
+        room           bytes beside the weights that are there; by default what is free, and at least
+                       what the limit leaves
         """
         stocks = super().decode  # type: ignore[misc]
         if options:
-            made: Tensor = stocks(z, **options)
-            return made
-        most = self.fusestream_limit - OTHERS - weights_there(self)
-        request = Request(STANDARD, z.device, most, on_card(z.device), on_card(z.device))
+            return delivered(stocks(z, **options), output_buffer)
         net: Any = self
-        room = room_for(self) if room is None else room
+        hold_alone(net, z.device, others_of(net), ENCODER)
+        room = max(room_for(net), free_for(net, z.device)) if room is None else room
+        most = int(HELD * room) + moving(_chain(net)[1]) - OTHERS
+        request = Request(STANDARD, z.device, most, on_card(z.device), on_card(z.device), into=output_buffer)
         try:
-            return request.served(net.decoder, z.shape, 0, lambda _request: self._by_blocks(stocks, z, room))
+            return request.served(net.decoder, z.shape, 0, lambda one: self._by_blocks(stocks, z, room, one.into))
         except Unreadable as error:
             LEDGER.say_once(f"A VAE decodes as ComfyUI does, with all its weights: {error}.", logging.INFO)
             hold(net, z.device)
-            return stocks(z)  # type: ignore[no-any-return]
+            return delivered(stocks(z), output_buffer)
 
-    def _by_blocks(self, stocks: Any, z: Tensor, room: int) -> Tensor:
+    @torch.no_grad()
+    def encode(self, x: Tensor, device: torch.device | None = None, **options: Any) -> Any:
+        """Pixels [b, 3, ...] on any device -> latents, as stock's. device: of the computation; None: x's."""
+        return super().encode(x if device is None else x.to(device), **options)  # type: ignore[misc]
+
+    def _by_blocks(self, stocks: Any, z: Tensor, room: int, out: Tensor | None) -> Tensor:
         net: Any = self
         name, blocks = _chain(net)
-        hold_alone(net, z.device, others_of(net), ENCODER)
         forward = net.decoder.forward  # before its calls are answered
-        shapes: dict[torch.Size, torch.Size] = {}
-        taken = 0
-
-        def shape(given: torch.Size) -> torch.Size:
-            nonlocal taken
-            if given not in shapes:
-                shapes[given], needed = answer_of(forward, blocks, torch.empty(given, dtype=z.dtype, device=z.device))
-                taken = max(taken, needed)
-            return shapes[given]
-
-        calls = noted(stocks, net.decoder, z, shape)
-        progress = Progress(len(calls) * len(blocks), shown=True)
+        answers = Answers(net.decoder, blocks, z)
+        calls = noted(stocks, net.decoder, z, answers.shape)
+        batches = in_batches(calls, min(MOST_CALLS, room // OF_THE_ROOM // answers.at_work))
+        at_work = answers.at_work * max(map(len, batches)) // z.shape[0]
+        joins = joining(stocks, net.decoder, z, answers.shape).nbytes
+        nbytes = sum(answers.nbytes(x.shape) for x in calls)
+        steps = len(batches) * len(blocks)
+        progress = Progress(steps, shown=True)
+        fresh = FreshPages(out, steps) if out is not None and on_card(z.device) else None
 
         def look() -> None:
             comfy.model_management.throw_exception_if_processing_interrupted()
             progress.add(1)
+            if fresh is not None:
+                fresh.touch_next()
 
+        # No block is there any more when tiles are joined. Those that have no room are on the host.
+        after = room + int(moving(blocks) / HELD)
+        stays = nbytes + answers.kept * len(calls) + at_work <= room and nbytes + joins <= after
         with contextlib.closing(BlocksAhead(net, name, len(blocks), z.device)) as weights:
             run = BlockByBlock(forward, blocks, weights.on_card, look)
-            made = [out.to("cpu") for out in run.run(calls, max(0, room - taken))]
-        del calls
-        # No block is there any more. Where tiles cannot be joined on the card, they are on the host.
-        room += int(moving(blocks) / HELD)
-        there = z if joining(stocks, net.decoder, z, shape) <= room else z.to("cpu")
-        return joined(stocks, net.decoder, there, made)  # type: ignore[no-any-return]
+            found = run.run(batches, max(0, room - at_work - stays * nbytes))
+            whole = ((one if stays else one.to("cpu")) for one in found)
+            made = [part for one in whole for part in torch.split(one, z.shape[0])]
+        del calls, batches
+        return delivered(joined(stocks, net.decoder, z if joins <= after else z.to("cpu"), made), out)
+
+
+def shape_of(net: Any, stocks: Any, shape: Sequence[int]) -> tuple[int, ...]:
+    """The pixels that stock's decoding makes of latents of this shape."""
+    parameter = next(net.parameters())
+    z = torch.empty(tuple(shape), dtype=parameter.dtype, device=parameter.device)
+    return tuple(joining(stocks, net.decoder, z, Answers(net.decoder, _chain(net)[1], z).shape).shape)
+
+
+def delivered(pixels: Tensor, out: Tensor | None) -> Tensor:
+    """Pixels [b, 3, t, h, w], written into the result if there is one."""
+    if out is None:
+        return pixels
+    outbox = Outbox(out)
+    for start in range(0, pixels.shape[2], FRAMES):
+        frames = slice(start, min(start + FRAMES, pixels.shape[2]))
+        outbox.put((slice(None), slice(None), frames), pixels[:, :, frames])
+    outbox.flush()
+    return out
 
 
 def _chain(net: Any) -> tuple[str, list[nn.Module]]:
@@ -112,6 +149,14 @@ def weights_there(net: Any) -> int:
 def room_for(net: Any) -> int:
     """Bytes that may be in use at a time beside these weights."""
     return int((net.fusestream_limit - weights_there(net)) / HELD)
+
+
+def free_for(net: Any, device: torch.device) -> int:
+    """Bytes that may be in use at a time beside the weights, by what is free on a card; 0: it is none."""
+    if not on_card(device):
+        return 0
+    free = int(comfy.model_management.get_free_memory(device)) - moving(_chain(net)[1])
+    return max(0, int(free / HELD))
 
 
 def memory_used(net: Any, _shape: torch.Size, dtype: torch.dtype) -> int:
@@ -154,6 +199,12 @@ def obstacle(vae: Any) -> str | None:
         return "its decoder is no chain of blocks"
     if list(inspect.signature(net.decode).parameters) != ["z"]:
         return "it decodes with more than latents"
+    if getattr(net, "comfy_has_chunked_io", False):
+        return "it writes into its result itself"
+    try:
+        shape_of(net, net.decode, (1, vae.latent_channels, *(2,) * vae.latent_dim))
+    except Unreadable as error:
+        return f"its tiles are not known before they are decoded: {error}"
     return None
 
 
