@@ -98,9 +98,20 @@ def close(got: torch.Tensor, want: torch.Tensor) -> None:
 
 
 @WAYS
-def test_a_plan_is_of_the_type_in_which_the_network_computes(nets: dict[str, Any], way: str) -> None:
-    """ComfyUI asks for it while weights are in RAM in the file's type; they become another one as they are loaded."""
+@pytest.mark.parametrize("of_inference", [True, False])
+def test_a_plan_is_of_the_type_in_which_the_network_computes(
+    nets: dict[str, Any], way: str, of_inference: bool
+) -> None:
+    """ComfyUI asks for it while weights are in RAM in the file's type; they become another one as they are loaded.
+    A server's thread may have loaded them outside of inference."""
     net = fused(nets, LOCAL["LTX-2"])
+    if not of_inference:
+        with torch.inference_mode(False):
+            for module in net.modules():
+                for own, tensor in (*module._parameters.items(), *module._buffers.items()):
+                    if tensor is not None:
+                        plain = torch.tensor(tensor.numpy())
+                        setattr(module, own, torch.nn.Parameter(plain) if own in module._parameters else plain)
     given = LOCAL["LTX-2"].given(way, 4, 8, 2)
     whole = peak_of(net, way, given)
     comfy.model_management.archive_model_dtypes(net)  # as stock does before it takes a file's weights

@@ -98,7 +98,10 @@ class _Plain(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _as_computed(self, tensor: Tensor) -> Tensor:
         kind = self._types.get(id(tensor))
-        return tensor if kind is None else torch.empty_like(tensor, dtype=kind, device="meta")
+        if kind is None:
+            return tensor
+        with torch.inference_mode(False):  # a view of a weight that is none of that mode's is none, either
+            return torch.empty_like(tensor, dtype=kind, device="meta")
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
