@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from comfy_api.latest import io
 
 from ..fusion.base.family import Role
-from ..fusion.base.format import QUALITIES
+from ..fusion.base.format import DRAFT, QUALITIES
 from ..fusion.base.vram_budget import AUTO, MOST
 from ..fusion.families import FAMILIES
 from .page import front_end
@@ -164,12 +164,13 @@ def precision(tooltip: str, *, is_advanced: bool = False, has_auto: bool = False
     return widget(tooltip, default=default, absent="precise", options=options, is_advanced=is_advanced)
 
 
-def quality(tooltip: str) -> Any:
+def quality(tooltip: str, *, has_draft: bool = False) -> Any:
     """The choice that a loader shows first, appended after older inputs.
 
-    A workflow without it goes by its precision.
+    A workflow without it goes by its precision. has_draft: for loaders of diffusion models.
     """
-    return widget(tooltip, default=QUALITY, absent=BY_PRECISION, options=(*QUALITIES, BY_PRECISION))
+    options = (*QUALITIES, *([DRAFT] if has_draft else []), BY_PRECISION)
+    return widget(tooltip, default=QUALITY, absent=BY_PRECISION, options=options)
 
 
 def vram_budget(tooltip: str) -> Any:
@@ -189,7 +190,7 @@ def theme() -> Any:
 
 def precision_of(quality: str, precision: Any) -> Any:
     """The precision of a policy, by these two inputs."""
-    return QUALITIES.get(quality, precision)
+    return "turbo" if quality == DRAFT else QUALITIES.get(quality, precision)
 
 
 def policy_of(inputs: Any) -> KernelPolicy:

@@ -156,7 +156,7 @@ def _model(graph: Graph, loader: str) -> Any:
         raise Unknown("said", sentence=str(error).replace(path, Path(path).name)) from error
     if model is None:
         raise Unknown("whole")
-    return model
+    return fusion.at_quality(model, inputs.get("quality", declare.BY_PRECISION))
 
 
 @lru_cache(maxsize=8)

@@ -30,7 +30,8 @@ QUALITY = (
     "Exact adds in FP32, Balanced in FP16, which GeForce cards do twice as fast, Fastest also multiplies in 8 bits. Error of one "
     f"model call beside FP32 (Exact is precise, Balanced fast, Fastest turbo): {gains.ERRORS}. Predicted, not measured, times as "
     f"fast as Exact with Balanced and Fastest, for {gains.WORK}: {'; '.join(map(str, gains.TIERS))}. FuseStream Plan reckons it "
-    "for your card. by precision: what the input precision says. A FuseStream Kernels node behind this loader wins."
+    "for your card. Draft is Fastest with less work: foretold steps, as by FuseStream Step Cache, and sparse attention in long "
+    "videos; for a first look. by precision: what the input precision says. A FuseStream Kernels node behind this loader wins."
 )
 
 
@@ -145,7 +146,7 @@ class DiffusionModelLoader(Loader):
             "Or so many GiB (1.5 do for 14B in fp16; more is faster). 0: ComfyUI's own memory management, and only the "
             "attention is FuseStream's; not for GGUF files, which it does not read."
         )
-        quality: str = declare.quality(QUALITY)
+        quality: str = declare.quality(QUALITY, has_draft=True)
 
     @classmethod
     def run(cls, inputs: Inputs) -> io.NodeOutput:
@@ -155,7 +156,7 @@ class DiffusionModelLoader(Loader):
         user_files.apply()
         model = fusion.load_diffusion_model(path, policy, inputs.vram_budget)
         cls.watch(model)
-        return io.NodeOutput(model)
+        return io.NodeOutput(fusion.at_quality(model, inputs.quality))
 
     @classmethod
     async def validate_inputs(cls, model_name: str | None = None) -> bool | str:
@@ -345,7 +346,7 @@ class CheckpointLoader(Loader):
             "free. Or so many GiB for each of the two; more is faster. 0: ComfyUI's own memory management; of the "
             "diffusion model only the attention is FuseStream's then."
         )
-        quality: str = declare.quality(QUALITY)
+        quality: str = declare.quality(QUALITY, has_draft=True)
 
     @classmethod
     def run(cls, inputs: Inputs) -> io.NodeOutput:
@@ -357,7 +358,7 @@ class CheckpointLoader(Loader):
         parts = fusion.load_checkpoint(path, folders, policy, inputs.vram_budget)
         cls.watch(parts.model)
         meter.watch(getattr(parts.clip, "patcher", None), cls.hidden)
-        return io.NodeOutput(*parts)
+        return io.NodeOutput(*parts._replace(model=fusion.at_quality(parts.model, inputs.quality)))
 
     @classmethod
     async def validate_inputs(cls, ckpt_name: str | None = None) -> bool | str:

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from .pipeline import Words, Work
 
 FILE = Path(__file__).resolve().parents[1] / "results" / "step-cache.json"
-VIDEOS = {20: 4, 50: 2}  # by the number of steps
-HEADS = ("Way", "Setting", "Steps left out", "Frames, dB", "Latents, dB")
+VIDEOS = {20: 60, 50: 12}  # by the number of steps
+HEADS = ("Way", "Setting", "Steps left out", "Frames, dB", "Latents, dB", "Videos as their prompts say")
+ALL = "All steps"
 Row = dict[str, Any]
 
 
@@ -79,14 +80,15 @@ def ours(least: float = 0.0, most: float = 1.0) -> Callable[[Any, float], Any]:
 
 
 def ways(steps: int) -> list[Way]:
-    few = round(steps * (0.6 if steps <= 20 else 0.4))
+    few = (12, 10, 8, 6) if steps <= 20 else (20, 16, 12, 8)
     return [
-        Way("Fewer steps", few, None),
+        Way(ALL, steps, None),
+        *(Way("Fewer steps", one, None) for one in few),
         Way("ComfyUI's LazyCache", 0.1, core("LazyCacheNode")),
-        *(Way("ComfyUI's EasyCache", one, core("EasyCacheNode")) for one in (0.05, 0.1, 0.2)),
-        *(Way("Step Cache, last result held", one, ours(most=0.0)) for one in (0.03, 0.05)),
-        *(Way("Step Cache, whole slope", one, ours(least=1.0)) for one in (0.03, 0.05)),
-        *(Way("Step Cache", one, ours()) for one in (0.02, 0.03, 0.05, 0.08)),
+        *(Way("ComfyUI's EasyCache", one, core("EasyCacheNode")) for one in (0.05, 0.1, 0.2, 0.4, 0.8)),
+        Way("Step Cache, last result held", 0.05, ours(most=0.0)),
+        Way("Step Cache, whole slope", 0.05, ours(least=1.0)),
+        *(Way("Step Cache", one, ours()) for one in (0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.4)),
     ]
 
 
@@ -117,6 +119,7 @@ def measured(steps: int, videos: int, only: Sequence[str] | None) -> list[Row]:
     from ...checkpoints import trained  # noqa: PLC0415
     from . import errors, pipeline  # noqa: PLC0415
     from .cli import some_scenes  # noqa: PLC0415
+    from .measure import right  # noqa: PLC0415
     from .variants import REFERENCE  # noqa: PLC0415
 
     files = pipeline.files_in(trained.FOLDER)
@@ -129,18 +132,19 @@ def measured(steps: int, videos: int, only: Sequence[str] | None) -> list[Row]:
         if not any(text in way.name for text in only or ("",)):
             continue
         begun = time.perf_counter()
-        if way.apply is None:
+        if way.name == ALL:
+            latents, ran = every, calls
+        elif way.apply is None:
             latents, ran = counted(model, replace(work, steps=int(way.setting)), said)
         else:
             latents, ran = counted(way.apply(model, way.setting), work, said)
-        frames = errors.decibels(pipeline.decoded(vae, latents), films, 1.0)
-        row = {
-            "way": way.name,
-            "setting": way.setting,
-            "left out": round(steps * (1 - ran / calls), 2),
-            "frames dB": [round(statistics.mean(frames), 1), round(min(frames), 1)],
-            "latents dB": round(statistics.mean(errors.decibels(latents, every)), 1),
-        }
+        row: Row = {"way": way.name, "setting": way.setting, "left out": round(steps * (1 - ran / calls), 2)}
+        found = films if latents is every else pipeline.decoded(vae, latents)
+        row["right"] = round(right(found, work)["colour and direction"] * len(work.videos))
+        if latents is not every:
+            frames = errors.decibels(found, films, 1.0)
+            row["frames dB"] = [round(statistics.mean(frames), 1), round(min(frames), 1)]
+            row["latents dB"] = round(statistics.mean(errors.decibels(latents, every)), 1)
         rows.append(row)
         print(steps, json.dumps(row), f"{time.perf_counter() - begun:.0f} s", flush=True)
     return rows
@@ -163,6 +167,12 @@ def counted(model: Any, work: Work, said: Words) -> tuple[Any, int]:
         hook.remove()
 
 
+def measured_before() -> dict[str, Any]:
+    """The results that the file has."""
+    found: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
+    return found
+
+
 def table(results: Mapping[str, Any]) -> str:
     """Markdown: what it was measured with, and a table of each number of steps."""
     with_what = results["environment"]
@@ -173,8 +183,9 @@ def table(results: Mapping[str, Any]) -> str:
                 row["way"],
                 f"{row['setting']:g}",
                 f"{row['left out']:g}",
-                f"{row['frames dB'][0]:.1f} / {row['frames dB'][1]:.1f}",
-                f"{row['latents dB']:.1f}",
+                f"{row['frames dB'][0]:.1f} / {row['frames dB'][1]:.1f}" if "frames dB" in row else "-",
+                f"{row['latents dB']:.1f}" if "latents dB" in row else "-",
+                f"{row['right']} of {one['videos']}",
             )
             for row in one["rows"]
         ]

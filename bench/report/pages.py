@@ -23,6 +23,8 @@ from ..predicted.shipped import shipped_text
 from . import by_default, claims, groups, tables
 from .charts import CHARTS, Chart
 from .chosen import CHOSEN_MODELS
+from .frontier import NAME as FRONTIER
+from .frontier import TITLE, frontier
 from .tables import markdown
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -168,7 +170,7 @@ def rendered_page(page: str) -> str:
 
 def rendered_claims(page: str) -> str:
     """docs/how-it-works: the claims beside figures, each of the card that most was measured on and that has it; steps left out."""
-    left_out = steps.table(json.loads(steps.FILE.read_text(encoding="utf-8")))
+    left_out = f"![{TITLE}](images/{FRONTIER})\n\n{steps.table(steps.measured_before())}"
     return filled(page, {"claims": [f"{claims.table(measured_cards())}\n"], "step cache": [left_out]})
 
 
@@ -197,7 +199,8 @@ def image_name(chart: Chart, card: str) -> str:
 
 def images() -> dict[str, str]:
     """Every plot that can be drawn, by the name of its file."""
-    return {
+    left_out = {FRONTIER: frontier(steps.measured_before()["steps"])}
+    return left_out | {
         image_name(chart, card): chart.draw(rows)
         for card, results in measured_cards()
         for chart in CHARTS

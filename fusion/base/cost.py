@@ -26,3 +26,9 @@ class Cost:
     elements: float = 0.0
     hidden: float = 0.0
     width: int = 0
+
+    @property
+    def tokens(self) -> float:
+        """About how many tokens look at each other in an attention: it has 4 operations for each
+        element of x and each of them."""
+        return self.own / (4 * self.elements) if self.elements else 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 # The loaders' names for the precisions of a `KernelPolicy`: the default first, then each permits
 # more than the one before.
 QUALITIES = {"auto": "auto", "Exact": "precise", "Balanced": "fast", "Fastest": "turbo"}
+DRAFT = "Draft"  # of diffusion models: Fastest with less work, `fusion/load/draft.py`
 
 
 def quality(precision: str) -> str:

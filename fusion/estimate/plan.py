@@ -172,7 +172,7 @@ class _Case:
         self.who = STOCK if is_off or policy is None else rates_of_policy(model, policy)
         self.has_int8 = not is_off and policy is not None and as_stored(model, policy) is AsStored.INT8
         self.kernels = measured.kernels_key(model)
-        self.is_sparse = sparse_of(model.model_options.get("transformer_options", {})) is not None
+        self._sparse = sparse_of(model.model_options.get("transformer_options", {}))
         self.bus, self.assumed_bus = self._bus()
 
     def _bus(self) -> tuple[float | None, bool]:
@@ -186,11 +186,18 @@ class _Case:
             return None
         return self.family.cost(self.net, work.shape)
 
+    def is_sparse(self, work: Work) -> bool:
+        """Whether some attentions of this work may be sparse: how much of them is not known beforehand."""
+        if self._sparse is None:
+            return False
+        cost = self.cost(work)
+        return cost is None or cost.tokens >= self._sparse.settings.least_tokens
+
     def sums(self, work: Work, fit: Fit, who: str) -> tuple[float, Source] | None:
         """Seconds of a step by adding up; None if there are no figures for this model or card."""
         cost = self.cost(work)
         rates = None if self.card is None or cost is None else rates_of(self.card, who, cost.width)
-        if rates is None or cost is None or self.is_sparse:
+        if rates is None or cost is None or self.is_sparse(work):
             return None
         speed, passes, source = rates
         speed = speed if self.bus is None else replace(speed, bus=self.bus)
@@ -280,7 +287,7 @@ def _faster_tiers(case: _Case, who: str) -> tuple[str, ...]:
 
 def _others(found: Estimate, case: _Case, who: str) -> Iterator[tuple[str, tuple[Any, ...], Work, str]]:
     work = found.work
-    for tier in () if case.is_sparse else _faster_tiers(case, who):
+    for tier in () if case.is_sparse(work) else _faster_tiers(case, who):
         yield "quality", ("auto" if tier == STORED else tier,), work, tier
     if case.stream.residency.ceiling is not None and found.fit is not None and found.fit.passes:
         yield "budget", (), work, who

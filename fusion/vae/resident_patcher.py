@@ -83,8 +83,10 @@ class Missing(NamedTuple):
     form: torch.memory_format
 
     def on(self, device: torch.device) -> Tensor:
-        """A copy on the device."""
-        return self.tensor.to(device, self.dtype, memory_format=self.form)
+        """A copy on the device. torch converts before the copy, on the host; where that saves no bytes, the
+        device does it."""
+        crosses = self.tensor.dtype if self.tensor.itemsize <= self.dtype.itemsize else self.dtype
+        return self.tensor.to(device, crosses).to(self.dtype, memory_format=self.form)
 
     def place(self, device: torch.device) -> Tensor:
         """Memory for one on the device, with any numbers."""

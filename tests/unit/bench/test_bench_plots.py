@@ -73,7 +73,11 @@ def test_a_plot_without_its_rows_is_not_drawn_and_says_what_measures_them(
     results["models"]["rows"] = [row for row in results["models"]["rows"] if row["group"] != "budget"]
     (tmp_path / "nvidia-card.json").write_text(json.dumps(results))
     monkeypatch.setattr(pages, "RESULTS", tmp_path)
-    assert set(pages.images()) == {"bench-growth-nvidia-card.svg", "bench-bounds-nvidia-card.svg"}
+    assert set(pages.images()) == {
+        "bench-growth-nvidia-card.svg",
+        "bench-bounds-nvidia-card.svg",
+        "bench-step-cache.svg",
+    }
     page = pages.rendered_page((ROOT / "bench" / "results.md").read_text(encoding="utf-8"))
     assert "(../docs/images/bench-growth-nvidia-card.svg)" in page and "bench-budget" not in page
     assert "9 of its rows have yet to be measured. `dev.py bench models --group table --group budget`" in page
@@ -92,9 +96,9 @@ def test_plots_that_cannot_be_drawn_any_more_go(tmp_path: Path, monkeypatch: pyt
         (tmp_path / f"{name}.md").write_text(f"<!-- {block}:begin -->\n<!-- {block}:end -->\n")
     file = folders["results"] / "nvidia-card.json"
     file.write_text(json.dumps(measured()))
-    assert len(pages.stale()) == 6
+    assert len(pages.stale()) == 7
     pages.write()
-    assert pages.stale() == [] and len(list(folders["images"].iterdir())) == 3
+    assert pages.stale() == [] and len(list(folders["images"].iterdir())) == 4
     (folders["images"] / "bench-growth-nvidia-card.svg").write_text("<svg/>")
     assert pages.stale() == ["bench-growth-nvidia-card.svg"]
     file.write_text(json.dumps({"models": {"rows": []}}))

@@ -114,9 +114,9 @@ def test_what_a_quality_gains_is_predicted(tiers: gains.Tiers) -> None:
 
 
 def test_a_quality_is_a_precision_and_none_leaves_it_to_that() -> None:
-    qualities = ("by precision", "auto", "Exact", "Balanced", "Fastest")
-    told = [declare.precision_of(quality, "turbo") for quality in qualities]
-    assert told == ["turbo", "auto", "precise", "fast", "turbo"]
+    qualities = ("by precision", "auto", "Exact", "Balanced", "Fastest", "Draft")
+    told = [declare.precision_of(quality, "fast") for quality in qualities]
+    assert told == ["fast", "auto", "precise", "fast", "turbo", "turbo"]
     for node in (DiffusionModelLoader, CheckpointLoader, TextEncoderLoader, VAELoader):
         advanced = {one.id for one in node.define_schema().inputs if one.advanced}
         assert advanced - {"third_file", "fourth_file"} == {"kernels", "precision"}

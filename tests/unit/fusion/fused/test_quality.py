@@ -19,7 +19,7 @@ from wan_in_halves import distance, handed_back
 
 from fusestream import checkpoints, fusion
 from fusestream.checkpoints.quantise import quantise
-from fusestream.fusion.base.format import QUALITIES
+from fusestream.fusion.base.format import DRAFT, QUALITIES
 from fusestream.fusion.estimate.plan import _faster_tiers, estimate
 from fusestream.fusion.families.t5.encoder import FusedStack
 from fusestream.fusion.fused import quality
@@ -215,8 +215,13 @@ def test_every_loader_begins_with_auto() -> None:
     for node in (DiffusionModelLoader, CheckpointLoader, TextEncoderLoader, VAELoader):
         # Values of older workflows have places, so what came later is behind it.
         last = [one for one in node.define_schema().inputs if not one.id.endswith("_file")][-1]
-        assert (last.id, last.default, last.options) == ("quality", "auto", [*QUALITIES, declare.BY_PRECISION])
-        assert all(word in last.tooltip for word in (*QUALITIES, declare.BY_PRECISION))
+        options = [
+            *QUALITIES,
+            *([DRAFT] if node in (DiffusionModelLoader, CheckpointLoader) else []),
+            declare.BY_PRECISION,
+        ]
+        assert (last.id, last.default, last.options) == ("quality", "auto", options)
+        assert all(word in last.tooltip for word in options)
 
 
 def test_the_page_has_the_words_of_the_loaders() -> None:
