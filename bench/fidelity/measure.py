@@ -28,6 +28,7 @@ from .pipeline import (
     sampled,
     text_encoder,
     vae,
+    with_cache,
     with_sparse,
     words,
 )
@@ -60,12 +61,13 @@ class Fidelity:
     def row(self, variant: Variant) -> dict[str, Any]:
         begun = time.perf_counter()
         said = self.words_of(variant.computing)
-        # EasyCache decides for a batch as a whole, and a user's is of one video.
-        together = 1 if variant.easy_cache else TOGETHER
+        # A cache decides for a batch as a whole, and a user's is of one video.
+        together = 1 if variant.easy_cache or variant.cache else TOGETHER
         model = diffusion_model(self.files, variant)
         # The first steps are dense where a user has sparse attention; what a sparse call is off by is asked all the same.
         call = first_call(with_sparse(model, variant.sparse, dense_steps=0.0), self.work, self.words, together)
-        latents = sampled(with_sparse(model, variant.sparse), self.work, said, together)
+        cached = with_cache(with_sparse(model, variant.sparse), variant.cache)
+        latents = sampled(cached, self.work, said, together)
         held = model.model
         if variant.computing.stock is None and (parts := stepped_aside()):
             raise RuntimeError("; ".join(part.words for part in parts))

@@ -223,8 +223,16 @@ def with_sparse(model: Any, sparse: Sparse | None, **how: Any) -> Any:
     from ...fusion.sparse import model as sparse_model  # noqa: PLC0415
     from ...fusion.sparse.settings import Settings  # noqa: PLC0415
 
-    settings = Settings(sparse.method, sparse.share, least_tokens=LEAST_TOKENS, **how)
+    settings = Settings(sparse.method, sparse.share, least_tokens=LEAST_TOKENS, left_out=sparse.left_out, **how)
     return sparse_model.sparse(model, settings)
+
+
+def with_cache(model: Any, error: float) -> Any:
+    """As FuseStream's node does it; 0: without."""
+    from ...fusion.step_cache.model import step_cached  # noqa: PLC0415
+    from ...fusion.step_cache.settings import Settings  # noqa: PLC0415
+
+    return step_cached(model, Settings(error)) if error else model
 
 
 def vae(path: Path, computing: Computing) -> Any:

@@ -23,10 +23,12 @@ class Computing:
 
 @dataclass(frozen=True)
 class Sparse:
-    """FuseStream Sparse Attention stands behind the loader. share: of the key blocks; radial has its own."""
+    """FuseStream Sparse Attention stands behind the loader. share: of the key blocks that top-k visits; left_out: of the weight
+    that bounded leaves to means."""
 
-    method: Literal["top-k", "radial"] = "top-k"
+    method: Literal["top-k", "radial", "bounded"] = "top-k"
     share: float = 0.5
+    left_out: float = 0.1
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Variant:
     easy_cache  stock's node EasyCache stands behind the loader, as it comes
     kitchen     stock's attention is comfy-kitchen's in 8 bits, as newer versions of ComfyUI can be told to have it
     promised    a model call is to be as near to FP32 as stock's in FP16
+    cache       the error of a FuseStream Step Cache behind the loader; 0: there is none
     """
 
     name: str
@@ -46,6 +49,7 @@ class Variant:
     kitchen: bool = False
     sparse: Sparse | None = None
     promised: bool = False
+    cache: float = 0.0
 
 
 FP32, FP16, BF16 = Computing(stock="float32"), Computing(stock="float16"), Computing(stock="bfloat16")
@@ -90,6 +94,7 @@ VARIANTS = (
     ),
     STOCK_CACHED,
     Variant("FuseStream precise, EasyCache", PRECISE, easy_cache=True),
+    Variant("FuseStream Draft, int8_convrot file", TURBO, "int8_convrot", cache=0.2),
 )
 # On videos of thousands of tokens: below, `turbo` has `fast` attention, and sparse attention is dense.
 LONG = (
@@ -108,6 +113,12 @@ LONG = (
     Variant("FuseStream turbo, matrices in FP16, 50% of the blocks", HALVES, sparse=Sparse()),
     Variant("FuseStream turbo, matrices in FP16, 30% of the blocks", HALVES, sparse=Sparse(share=0.3)),
     Variant("FuseStream precise, radial", PRECISE, sparse=Sparse("radial")),
+    *(
+        Variant(f"FuseStream {name}, bounded by {left_out:.0%}", computing, sparse=Sparse("bounded", left_out=left_out))
+        for name, computing in (("precise", PRECISE), ("turbo, matrices in FP16", HALVES))
+        for left_out in (0.05, 0.1, 0.2)
+    ),
+    Variant("FuseStream Draft", TURBO, sparse=Sparse("bounded", left_out=0.2), cache=0.2),
 )
 # What `dev.py quantise` makes of the file, and what such files are called.
 QUANTISED = {"q8_0": ".gguf", "q5_k": ".gguf", "q4_k": ".gguf", "int8_convrot": ".safetensors"}

@@ -408,7 +408,8 @@ def test_the_sparse_node_quotes_what_was_measured() -> None:
     measured = [section["sizes"][-1]["rows"] for section in sections if section]
     if not measured:
         pytest.skip("bench/results has no figures of `dev.py bench models fidelity --model` yet")
-    named = [one.name for one in LONG if one.sparse is not None and one.computing.precision == "precise"]
+    rows = {row["name"] for row in measured[0]}
+    named = [one.name for one in LONG if one.sparse and one.computing.precision == "precise" and one.name in rows]
 
     page = (ROOT / "nodes" / "web" / "docs" / "FuseStreamSparseAttention.md").read_text(encoding="utf-8")
     from fusestream.nodes import gains
@@ -418,7 +419,7 @@ def test_the_sparse_node_quotes_what_was_measured() -> None:
         defs = json.loads((ROOT / "locales" / language / "nodeDefs.json").read_text(encoding="utf-8"))
         texts[language] = defs["FuseStreamSparseAttention"]["inputs"]["share"]["tooltip"]
     told = {where: untold(text, measured[0], named) for where, text in texts.items()}
-    assert len(named) == 3 and not any(told.values()), f"write the figures of bench/results into {told}"
+    assert len(named) >= 3 and not any(told.values()), f"write the figures of bench/results into {told}"
 
 
 def test_a_tooltip_with_another_figure_is_noticed() -> None:
