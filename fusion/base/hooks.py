@@ -55,6 +55,7 @@ UNET_RUN = "fusestream_run"  # a part's call: families/unet/run.py; cleared afte
 NETWORK_GRAPHS = "fusestream_graphs"  # its captured calls: graphs/diffusion.py
 NETWORK_PARTS = "fusestream_network_parts"  # its parts when it was loaded: graphs/diffusion.py
 NETWORK_METHODS = "fusestream_methods"  # its methods when it was loaded: graphs/diffusion.py
+PREPARED = "fusestream_prepared"  # prompts that it prepared: patcher/prepared_prompts.py
 ENCODES = "fusestream_encodes"  # a text encoder's stream: stream/text_encoding.py
 HEAD = "fusestream_head"  # its stream, and the output matrix' block: stream/text_encoding.py
 READS_LAST = "fusestream_reads_last"  # whether its last output is read: text/stack.py
@@ -90,5 +91,6 @@ ATTRIBUTES = {
     "fusestream_plans": "plans of a VAE in bands: vae/banded/install.py",
     "fusestream_source": "the file of a weight that stays there: stream/embedding.py, file_linear.py",
     "fusestream_extent": "where in the file that weight is: stream/embedding.py, file_linear.py",
+    "fusestream_prepared": "PREPARED",
     "fusestream_patches": "patches of that weight's rows: set by stream/patched_weights.py",
 }

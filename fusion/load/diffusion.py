@@ -27,7 +27,7 @@ from ..fused import attention, feed_forward, operations
 from ..fused.block import multiplied_by_stock
 from ..graphs import diffusion
 from ..identify.checkpoint_info import look_at
-from ..patcher import call_log, cards, conditions, vram_retry
+from ..patcher import call_log, cards, conditions, prepared_prompts, vram_retry
 from ..patcher.streaming_patcher import StreamingModelPatcher
 from ..patcher.vram_estimate import Reckoning
 from ..sampling import checks, step_timer
@@ -141,6 +141,7 @@ def streamed_from(source: Checkpoint, request: LoadRequest) -> StreamingModelPat
     diffusion.attach(net, stream)
     model = StreamingModelPatcher(parts.model, device, comfy.model_management.unet_offload_device())
     conditions.attach(model.model)
+    prepared_prompts.attach(model.model, stream)
     # Around each call of the model, the outermost first: see stream/model_call.py.
     vram_retry.attach(model, Reckoning(None if family is None else family.need, in_pieces=is_cut))
     call_log.attach(model)
