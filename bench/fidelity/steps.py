@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -143,11 +144,16 @@ def measured(steps: int, videos: int, only: Sequence[str] | None) -> list[Row]:
         row["right"] = round(right(found, work)["colour and direction"] * len(work.videos))
         if latents is not every:
             frames = errors.decibels(found, films, 1.0)
-            row["frames dB"] = [round(statistics.mean(frames), 1), round(min(frames), 1)]
-            row["latents dB"] = round(statistics.mean(errors.decibels(latents, every)), 1)
+            row["frames dB"] = [mean(frames), round(min(frames), 1)]
+            row["latents dB"] = mean(errors.decibels(latents, every))
         rows.append(row)
         print(steps, json.dumps(row), f"{time.perf_counter() - begun:.0f} s", flush=True)
     return rows
+
+
+def mean(decibels: Sequence[float]) -> float:
+    """Of the videos that changed."""
+    return round(statistics.mean(one for one in decibels if math.isfinite(one)), 1)
 
 
 def counted(model: Any, work: Work, said: Words) -> tuple[Any, int]:
