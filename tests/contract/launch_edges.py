@@ -195,7 +195,14 @@ EDGES: dict[str, list[Edges]] = {
         )
     ],
     "choose_blocks": [
-        Edges({"most": 1}, {"heads of 80": heads(8, 80), "8193 blocks of keys": {"q": room(1, 8, 1, 64), "k": _MANY, "v": _MANY}})
+        Edges(
+            {"most": 1},
+            {
+                "the best alone": {"near": None, **heads(8, 64)},
+                "heads of 80": heads(8, 80),
+                "8193 blocks of keys": {"q": room(1, 8, 1, 64), "k": _MANY, "v": _MANY},
+            },
+        )
     ],
     "conv": [
         Edges(

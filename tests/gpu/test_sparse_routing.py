@@ -46,7 +46,7 @@ def choices(draw, sizes=HEADS):
         "sizes": (draw(st.integers(1, 2)), draw(LENGTHS), draw(long), *heads, d),
         "layout": draw(st.sampled_from(["plain", "packed", "heads first", "beginning"])),
         "most": draw(st.integers(0, 12)),
-        "near": draw(st.integers(0, 2)),
+        "near": draw(st.sampled_from([0, 1, 2, None])),
         "sinks": draw(st.integers(0, 3)),
         **draw(
             st.sampled_from(

@@ -39,7 +39,7 @@ def choose_blocks(
     v: Tensor,
     *,
     most: int,
-    near: int = 1,
+    near: int | None = 1,
     sinks: int = 1,
     deviations: float | None = None,
     left: float | None = None,
@@ -54,6 +54,8 @@ def choose_blocks(
     deviations above the row's mean. Lists are in order of the blocks. The tail holds the means of all blocks, and which of them
     each row visits.
 
+    near   None: nothing is visited for where it lies, no neighbours, no `sinks` and no short last block. The tail then
+           serves only if all blocks are whole
     left   share of a row's weight that may be left to the tail, in place of `deviations`. The best are then those with the most
            weight, and more than `most` are visited until no more is left. The weight is what the means say: of each half of the
            queries the share of tokens times exp(scale * product)
@@ -83,8 +85,8 @@ class Sizes(NamedTuple):
         q, k, _ = cast(tuple[Tensor, ...], tensors)
         most, near, sinks, deviations, left, _ = options
         query_blocks, blocks = -(-q.shape[1] // QUERY_BLOCK), -(-k.shape[1] // KEY_BLOCK)
-        always = math.ceil(blocks / max(query_blocks, 1)) + 2 + 2 * near + sinks + 1
-        width = blocks if deviations is not None or left is not None else min(blocks, max(most, always))
+        beside = 0 if near is None else math.ceil(blocks / max(query_blocks, 1)) + 2 + 2 * near + sinks + 1
+        width = blocks if deviations is not None or left is not None else min(blocks, max(most, beside))
         words = -(-blocks // (2 * PER_WORD)) * 2
         return Sizes(q.shape[0], q.shape[2], k.shape[2], q.shape[3], query_blocks, blocks, width, words)
 
@@ -103,7 +105,7 @@ def validate(call: Call) -> None:
     if k.shape[2] == 0 or q.shape[2] % k.shape[2]:
         raise ValueError(f"k: {k.shape[2]} heads do not go with q's {q.shape[2]}")
     check_shape("v", v, k, "k")
-    for name, count in (("most", most), ("near", near), ("sinks", sinks)):
+    for name, count in (("most", most), ("near", 0 if near is None else near), ("sinks", sinks)):
         if count < 0:
             raise ValueError(f"{name} is {count}, expected 0 or more")
     if deviations is not None and not math.isfinite(deviations):
@@ -135,7 +137,7 @@ def reference(
     k: Tensor,
     v: Tensor,
     most: int,
-    near: int,
+    near: int | None,
     sinks: int,
     deviations: float | None,
     left: float | None,
@@ -150,10 +152,13 @@ def reference(
         scores = block_weights(_scores(block_means(q, HALF), of_heads), q.shape[1], k.shape[1], scale)
     rows = torch.arange(sizes.query_blocks, device=q.device)[:, None] * sizes.per_query
     columns = torch.arange(sizes.blocks, device=q.device)
-    always = (columns + 1 + near > rows) & (columns - near < rows + sizes.per_query)
-    always |= columns < sinks
-    if k.shape[1] % KEY_BLOCK:
-        always |= columns == sizes.blocks - 1
+    if near is None:
+        always = torch.zeros(sizes.query_blocks, sizes.blocks, dtype=torch.bool, device=q.device)
+    else:
+        always = (columns + 1 + near > rows) & (columns - near < rows + sizes.per_query)
+        always |= columns < sinks
+        if k.shape[1] % KEY_BLOCK:
+            always |= columns == sizes.blocks - 1
     first = always | scores.isnan()
     # The best, then what comes first before the rest; of equals the earlier block.
     order = scores.sort(dim=-1, descending=True, stable=True).indices
@@ -282,9 +287,9 @@ def plan(call: Call, card: Card, _: None = None) -> Plan:
         width=s.width,
         words=s.words,
         most=most,
-        near=near,
-        sinks=sinks,
-        always_last=k.shape[1] % KEY_BLOCK != 0,
+        near=-s.blocks - 1 if near is None else near,  # so far within the diagonal that no block is
+        sinks=0 if near is None else sinks,
+        always_last=near is not None and k.shape[1] % KEY_BLOCK != 0,
         by_deviation=deviations is not None,
         deviations=deviations or 0.0,
         queries=q.shape[1],
@@ -324,8 +329,8 @@ def shape_class(call: Call) -> str:
 CHOOSE_BLOCKS = Op(
     name="choose_blocks",
     schema=(
-        "(Tensor q, Tensor k, Tensor v, int most, int near, int sinks, float? deviations, float? left, float scale, str policy) -> "
-        "(Tensor, Tensor, Tensor, Tensor, Tensor)"
+        "(Tensor q, Tensor k, Tensor v, int most, int? near, int sinks, float? deviations, float? left, float scale, "
+        "str policy) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
     ),
     reference=reference,
     fake=fake,

@@ -157,6 +157,7 @@ def _routed(draw: Draw) -> Operands:
         (2, 0, 0, None, 0.3, None),
         (0, 1, 0, None, 0.05, 9.0),
         (0, 0, 1, None, 0.0, 1.0),
+        (2, None, 1, None, None, None),
     )
     asked = {"most": most, "near": near, "sinks": sinks, "deviations": deviations, "left": left, "scale": scale}
     return {"q": q, "k": k, "v": v, **asked}
@@ -167,7 +168,7 @@ def _chosen(
     k: Tensor,
     v: Tensor,
     most: int,
-    near: int,
+    near: int | None,
     sinks: int,
     deviations: float | None,
     left: float | None,
@@ -183,8 +184,10 @@ def _chosen(
         q_mean = q[n, i * 128 : i * 128 + 128, head].mean(0)
         scores = torch.stack([q_mean @ mean for mean in means[0][n, head // group]])
         each = blocks / query_blocks
-        chosen = {j for j in range(blocks) if j < sinks or i * each - near - 1 < j < (i + 1) * each + near}
-        chosen |= {blocks - 1} if k.shape[1] % 64 else set()
+        chosen: set[int] = set()
+        if near is not None:
+            chosen = {j for j in range(blocks) if j < sinks or i * each - near - 1 < j < (i + 1) * each + near}
+            chosen |= {blocks - 1} if k.shape[1] % 64 else set()
         rank = scores
         if left is not None:
             sizes, rank = torch.tensor([min(64, k.shape[1] - j * 64) for j in range(blocks)]), torch.zeros(blocks)

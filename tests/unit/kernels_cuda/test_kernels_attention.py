@@ -176,6 +176,19 @@ def test_equal_scores_go_to_the_earlier_block_and_nan_goes_first():
     assert blocks.keys[0, 0, 9, : int(blocks.counts[0, 0, 9])].tolist() == [7, 18, 19]
 
 
+@pytest.mark.parametrize("tokens", [1280, 1217])
+def test_the_best_alone_are_visited_wherever_they_lie(tokens):
+    """Neither neighbours nor the first block nor a last one, whole or short; by the product of the means."""
+    q, k, v = inputs(2, tokens, tokens, 2, 2, 8)
+    blocks, _ = choose_blocks(q, k, v, most=3, near=None)
+    assert blocks.keys.shape[-1] == 3 and (blocks.counts == 3).all()
+    of_q, of_k = (
+        torch.stack([part.mean(1) for part in t.double().split(size, 1)], 1) for t, size in ((q, 128), (k, 64))
+    )
+    scores = torch.einsum("bihd,bjhd->bhij", of_q, of_k)
+    assert torch.equal(blocks.keys.sort(-1).values.long(), scores.topk(3).indices.sort(-1).values)
+
+
 def test_all_blocks_are_dense_attention_and_half_with_a_tail_is_near_it():
     """Queries that look at few blocks, as those of trained models do."""
     q, k, v = inputs(1, 1100, 1100, 2, 2, 64)
