@@ -98,6 +98,8 @@ def _catalogue() -> dict[str, Kind]:
     kinds = {
         name: diffusion("wan", wan.table, size, WAN_STORAGES, wan.metadata(size)) for name, size in wan.SIZES.items()
     }
+    few = {name: WAN_STORAGES[name] for name in ("fp16", "fp8_scaled_blocks")}
+    kinds |= {name: diffusion("wan", wan.table, size, few, wan.metadata(size)) for name, size in wan.SPARSE.items()}
     for name, relative in wan.RELATIVES.items():
         narrow = name in ("wan_humo", "wan_animate")
         kinds[name] = diffusion("wan", wan.relative_table, relative, metadata=wan.metadata(relative), narrow=narrow)

@@ -43,6 +43,7 @@ class WanSize:
     vace_layers: int = 0
     vace_channels: int = 96
     reference_channels: int = 0
+    sparse: str = ""
 
 
 # in: 16 of noise; 4 of a mask and 16 of a picture for I2V; 16 of a control video. The 5B is for the
@@ -58,6 +59,9 @@ SIZES: dict[str, WanSize] = {
     "wan22_5b": WanSize(channels_in=48, channels_out=48),
 }
 
+# Text to video, trained with sparse attention: TurboDiffusion's; FastVideo's FastWan.
+SPARSE: dict[str, WanSize] = {"wan_sla": WanSize(sparse="SLA"), "wan_vsa": WanSize(sparse="VSA")}
+
 
 def table(size: WanSize) -> Table:
     """Wan 2.1 and 2.2. Heads are 128 wide; gains of q and k span the full width."""
@@ -70,6 +74,8 @@ def table(size: WanSize) -> Table:
         | {"(k|v)_img": linear(dim, dim) if image else None, "norm_k_img.weight": gain(dim) if image else None},
         "ffn.0": linear(size.ffn, dim),
         "ffn.2": linear(dim, size.ffn),
+        "self_attn.attn_op.local_attn.proj_l": linear(HEAD, HEAD) if size.sparse == "SLA" else None,
+        "to_gate_compress": linear(dim, dim) if size.sparse == "VSA" else None,
     }
     side = conv(dim, size.vace_channels, *PATCH, fp8=False) if size.vace_layers else None
     return tree(

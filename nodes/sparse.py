@@ -13,13 +13,13 @@ from .declare import About, Node, linked, widget
 
 
 class SparseAttentionNode(Node):
-    """The only way to sparse attention: no loader makes it sparse."""
+    """The only way to sparse attention for models that were trained dense: no loader makes it sparse."""
 
     about = About(
         "Sparse Attention",
         "Makes the attention of long videos sparse: each part of the video looks at the parts that matter most to "
-        "it, and at the rest in less detail or not at all. Faster, and the video changes. Nothing is sparse without "
-        "this node. Real weights were not tried yet: look at your own videos.",
+        "it, and at the rest in less detail or not at all. Faster, and the video changes. Without this node only "
+        "models are sparse that were trained so. Real weights were not tried yet: look at your own videos.",
         aliases=["radial attention", "block sparse", "top-k attention", "sliding tile"],
         outputs=[
             io.Model.Output(
@@ -41,7 +41,8 @@ class SparseAttentionNode(Node):
         share: float = widget(
             "Of the key blocks, how much top-k visits, neighbours among them. Less is faster and changes the video "
             f"more: {gains.SPARSE_ERRORS}. 1: dense. radial does not ask for it: its share follows from the size of the "
-            "video. Nor does bounded, whose share follows from left_out.",
+            "video. Nor does bounded, whose share follows from left_out. A model that was trained sparse takes it from "
+            "top-k, and nothing else of this node.",
             default=Settings.share,
             between=(LEAST_SHARE, 1.0, 0.05),
         )

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ...memory import WeightFile
     from .cost import Cost
     from .specimen import Specimen
+    from .trained_sparse import TrainedSparse
 
 
 class Role(Enum):
@@ -103,6 +104,10 @@ class Family:
     as_stock_chooses  diffusion model: whether it computes in the type that stock prefers, and where
                 that is none of `types`, as a model without a family; else in one of `types`
     blocks      of a network, by name, in the order in which they run; None: found automatically
+    learned     diffusion model: the sparse attention that a file's model was trained with, from the
+                names of its tensors and its width; None: it was trained dense
+    grow        diffusion model: gives blocks of a network the modules for what they have learned
+                of it, from the network and the names, before it is filled; how many do
     cost        diffusion model: cost of a forward of one prompt, from (network, shape of the
                 latent); None: not counted
     need        bytes that a step's activations take, from (network, shape of the latent, its type,
@@ -145,6 +150,8 @@ class Family:
     blocks: Callable[[Any], Sequence[tuple[str, Any]]] | None = None
     need: Callable[[Any, Sequence[int], torch.dtype, int], float | None] | None = None
     in_pieces: bool = False
+    learned: Callable[[Collection[str], int], TrainedSparse | None] | None = None
+    grow: Callable[[Any, Collection[str]], int] | None = None
     cost: Callable[[Any, Sequence[int]], Cost | None] | None = None
     options: Callable[[WeightFile], Mapping[str, Any]] | None = None
     kind: Callable[[WeightFile], str | None] | None = None

@@ -35,6 +35,7 @@ LIVE_VAE = "fusestream_live"  # a VAE among a live run's additional models: live
 # Keys among the `transformer_options` of one call, which last as long as the call.
 PIECES = "fusestream_pieces"  # size of pieces: set by patcher/vram_retry.py; read by families/, fused/
 SPARSE_CALL = "fusestream_sparse_call"  # progress of a sparse call: set and read by sparse/
+LEARNED = "fusestream_learned"  # of one attention, beyond q, k and v: set by families/; read by sparse/
 
 # Attributes of a block, or of a part of one.
 STREAMED = "_fusestream"  # its stream, and its number or None if not paged: stream/block_hooks.py
@@ -49,6 +50,7 @@ PACKED = "_fusestream_packed"  # several weights as one, on the first: weights/o
 IN_PIECES = "fusestream_in_pieces"  # how a feed-forward's rows are cut: fused/feed_forward.py
 RUNNING = "fusestream_running"  # the call it is in; on networks too: fused/operations.py
 LAYER_KIND = "fusestream_layer_kind"  # a language model's layer: text/stack.py; read by text/
+LEARNED_GATE = "fusestream_learned_gate"  # on a self-attention, its block's Linear: families/wan
 UNET_RUN = "fusestream_run"  # a part's call: families/unet/run.py; cleared after it
 
 # Attributes of a network.

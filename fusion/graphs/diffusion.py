@@ -94,7 +94,7 @@ def obstacle(net: Any, options: Mapping[str, Any]) -> str | None:
             return "torch.compile compiles it"
     override = options.get(HOOK)
     if override is not None and type(override) is not AttentionOverride:
-        return f"its attention is another node's ({type(override).__name__})"
+        return f"its attention is another node's, or sparse ({type(override).__name__})"
     if net._forward_hooks or net._forward_pre_hooks:
         return "another node has put a hook on the network"
     return None

@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import logging
 import threading
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ from ...memory import Checkpoint, Layer
 from ..base.errors import NotStreamable
 from ..base.family import Family
 from ..base.file_formats import without_streaming
+from ..base.trained_sparse import TrainedSparse
 from ..files.checkpoint_parts import Tensors
 from ..files.completeness import naming, say_leftovers
 from ..stream.blocks import Block, blocks_of, found_in
@@ -51,6 +52,7 @@ class Skeleton:
     left            weights outside of blocks that stay in the file
     heads           networks that can write, each with the number of the block of its output matrix.
                     These blocks come last
+    learned         the sparse attention that a diffusion model was trained with
     stocks_type     the type in which stock would compute a diffusion model, if it is another one
     """
 
@@ -60,6 +62,7 @@ class Skeleton:
     left: tuple[Paged, ...] = ()
     heads: tuple[tuple[nn.Module, int], ...] = ()
     stocks_type: torch.dtype | None = None
+    learned: TrainedSparse | None = None
 
 
 # ------------------------------------------------------------------------------------------------------ diffusion model
@@ -88,8 +91,9 @@ def diffusion_model(
                 model = config.get_model({**every, **tensors} if request.is_checkpoint else tensors, "")
             model.device = comfy.model_management.unet_offload_device()
             net = model.diffusion_model
-            types = filling.types_of(net)
             tensors = config.process_unet_state_dict(tensors)
+            learned = _grown(family, net, tensors)
+            types = filling.types_of(net)
             missing, unexpected = net.load_state_dict(tensors, strict=False, assign=True)
         if unexpected:
             logging.warning("unet unexpected: %s", unexpected)  # stock's words
@@ -107,7 +111,18 @@ def diffusion_model(
         for part in model.children():
             if part is not net:  # as a projection of the prompt
                 filling.read_rest(part, ())
-    return Skeleton(model, blocks, layers, stocks_type=stocks_type)
+    return Skeleton(model, blocks, layers, stocks_type=stocks_type, learned=learned)
+
+
+def _grown(family: Family | None, net: Any, names: Collection[str]) -> TrainedSparse | None:
+    """The sparse attention that the network was trained with. Its blocks get the modules for it."""
+    if family is None or family.learned is None or family.grow is None:
+        return None
+    learned = family.learned(names, net.dim)
+    if learned is not None:
+        with dropping_bytes():
+            family.grow(net, names)
+    return learned
 
 
 def _plain(tensors: Tensors, metadata: Any) -> tuple[Tensors, Any]:

@@ -19,7 +19,9 @@ from ...kernels_cuda import STANDARD, KernelPolicy
 from ...kernels_cuda.ops.views.checks import word
 from ...memory import Checkpoint
 from ..base.family import Family, Role
+from ..base.notices import warn
 from ..base.policy import all_off
+from ..base.trained_sparse import TrainedSparse
 from ..compatibility import families as compatibility
 from ..compatibility.variants import leave_unknown
 from ..files.completeness import naming
@@ -32,6 +34,7 @@ from ..patcher.streaming_patcher import StreamingModelPatcher
 from ..patcher.vram_estimate import Reckoning
 from ..sampling import checks, step_timer
 from ..sampling.measured import describe
+from ..sparse.model import install_trained
 from ..stream import progress
 from ..stream.block_stream import BlockStream
 from ..stream.blocks import lay_out_layers
@@ -86,10 +89,22 @@ def stocks(request: LoadRequest) -> Any:
             model = comfy.sd.load_diffusion_model(path)
     # Stock gives some of the tensors other names than the file. That needs no numbers.
     names = None if family is None else model.model.model_config.process_unet_state_dict(bare).keys()
-    require_whole(path, names, model.model.diffusion_model, CHECKPOINT_PREFIX)
+    net = model.model.diffusion_model
+    require_whole(path, names, net, CHECKPOINT_PREFIX)
+    if family is not None and family.learned is not None:
+        _say_dense(path, family.learned([name.removeprefix(CHECKPOINT_PREFIX) for name in names or ()], net.dim))
     attention.install(model, policy)
     checks.attach(model, path, family)
     return model
+
+
+def _say_dense(path: str, trained: TrainedSparse | None) -> None:
+    """Warn of a file whose attention was trained sparse, which stock does not know."""
+    if trained is not None:
+        warn(
+            f"{path} was trained with sparse attention ({trained.method}). ComfyUI has no place for a part of it, and computes "
+            "dense attention without that. Set vram_budget to -1: FuseStream then computes as it was trained."
+        )
 
 
 def streamed(request: LoadRequest) -> StreamingModelPatcher:
@@ -149,6 +164,9 @@ def streamed_from(source: Checkpoint, request: LoadRequest) -> StreamingModelPat
     cards.attach(model)
     operations.attach(model)
     attention.install(model, policy)
+    if parts.learned is not None and fused:
+        install_trained(model, parts.learned)
+        stream.residency.ledger.note("attention", f"trained sparse: {parts.learned.words()}")
     checks.attach(model, request.path, family)
     step_timer.attach(model, describe)
     return model

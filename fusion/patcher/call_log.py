@@ -15,6 +15,7 @@ from uuid import UUID
 from ...kernels_cuda import KernelPolicy
 from ..base.hooks import CALLS, CALLS_WRAPPER
 from ..base.policy import policy_of
+from ..base.trained_sparse import TrainedSparse
 from ..sparse.model import sparse_of
 from ..sparse.settings import Settings
 from ..stream.model_call import ModelCall, wrap
@@ -33,7 +34,7 @@ class Branch(NamedTuple):
 
     policy: KernelPolicy | None
     patches: UUID | None
-    sparse: Settings | None = None
+    sparse: Settings | TrainedSparse | None = None
 
 
 def branch_of(model: Any) -> Branch:
@@ -61,7 +62,7 @@ def note(executor: Any, *args: Any, **kwargs: Any) -> Any:
     return out
 
 
-def _settings(options: Mapping[str, Any]) -> Settings | None:
+def _settings(options: Mapping[str, Any]) -> Settings | TrainedSparse | None:
     found = sparse_of(options)
     return None if found is None else found.settings
 

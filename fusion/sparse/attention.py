@@ -1,17 +1,10 @@
-"""The override: self-attention over a long video that visits some of the key blocks.
+"""The node's override: self-attention over a long video that visits some of the key blocks.
 
-    stock's call ─ long? not one of the first steps or layers? fp16, or bf16 in 8 bits, on the card?
-          ├─ no ──── the override that was there, or stock
-          ├─ top-k,  q, k, v in tile order, a quarter of the heads at a time ─ choose_blocks ─
-          │ bounded  attention, with the means of unvisited blocks ─ back in the video's order
-          └─ radial  attention with the fixed list, tokens in the video's order
-
-It wraps the override that was there before, FuseStream's own, another node's, or none, and passes
-on each call that it does not serve, unchanged. The policy of the kernels comes with the call, as
-for blocks; a model that FuseStream did not load has the standard one.
-
-Under torch.compile it runs between the graphs, because a graph would keep the step and the layer of
-the call in which it was made.
+stock's call ─ long? not one of the first steps or layers? fp16, or bf16 in 8 bits, on the card?
+      ├─ no ──── the override that was there, or stock
+      ├─ top-k,  q, k, v in tile order, a quarter of the heads at a time ─ choose_blocks ─
+      │ bounded  attention, with the means of unvisited blocks ─ back in the video's order
+      └─ radial  attention with the fixed list, tokens in the video's order
 """
 
 from __future__ import annotations
@@ -20,7 +13,6 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ...kernels_cuda import STANDARD, KernelPolicy, KernelRefused, attention, choose_blocks
@@ -30,45 +22,28 @@ from ...kernels_cuda.ops.attention.sparse_routing import HEADS, KEY_BLOCK, QUERY
 from ..base.policy import policy_of
 from ..fused.attention import OFF, TYPES, StockCall, wrong_tensor
 from ..fused.block import HandBack
-from .order import Grid, tile_order
+from .order import tile_order
+from .override import MASKED, PIECES, SIZES, SparseOverride, forced, grid_of
 from .radial import Radial, radial
 from .schedule import call_of
 from .settings import Settings
-from .tally import Tally
 
 HAND_BACK = HandBack("sparse attention", "FuseStream Sparse Attention", instead="dense attention")
-SIZES = 8  # videos' sizes whose order or list is kept: context windows have a few
-# The heads are put in tile order in so many groups, because a copy of all q, k and v would take
-# three times the activations.
-PIECES = 4
 
 NO_GRID = "the model does not say how its tokens lie in frames, lines and columns, as radial needs it"
 ALL = "all blocks would be visited"
-MASKED = "the model passes a mask"
 EARLY = "one of the first steps"
 FIRST_LAYER = "one of the first layers"
 
 
-class SparseAttention:
+class SparseAttention(SparseOverride[Settings]):
     """Stock's attention call, computed sparsely. One for each MODEL that comes out of the node."""
 
     def __init__(self, settings: Settings, held: Callable[..., Tensor] | None = None) -> None:
-        """held: the override that was there before."""
-        self.settings, self.held = settings, held
-        self.tally = Tally()
+        super().__init__(settings, held)
         self._short = f"shorter than {settings.least_tokens} tokens"
         self._orders = lru_cache(maxsize=SIZES)(tile_order)
         self._radial = lru_cache(maxsize=SIZES)(radial)
-
-    def around(self, held: Callable[..., Tensor] | None) -> SparseAttention:
-        """The same settings around another override."""
-        return SparseAttention(self.settings, held)
-
-    def __call__(self, stock: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
-        if torch.compiler.is_compiling():
-            out: Tensor = torch.compiler.disable(self._serve)(stock, *args, **kwargs)  # type: ignore[no-untyped-call]
-            return out
-        return self._serve(stock, *args, **kwargs)
 
     def _serve(self, stock: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
         call = StockCall(*args, **kwargs)
@@ -88,13 +63,7 @@ class SparseAttention:
             else:
                 self.tally.sparse()
                 return call.answer(out)
-        self.tally.dense(reason)
-        with self.tally.timed("dense", call.q.device):
-            return self._hand_on(stock, args, kwargs)
-
-    def _hand_on(self, stock: Callable[..., Tensor], args: Any, kwargs: Any) -> Tensor:
-        """Pass the call on, unchanged, to the override before this one, or to stock."""
-        return stock(*args, **kwargs) if self.held is None else self.held(stock, *args, **kwargs)
+        return self._dense(reason, call, stock, args, kwargs)
 
     # -------------------------------------------------------------------------------------------------- whether at all
 
@@ -173,19 +142,3 @@ class SparseAttention:
 
     def _most(self, key_blocks: int) -> int:
         return max(1, round(self.settings.share * key_blocks))
-
-
-def forced(policy: KernelPolicy) -> KernelPolicy:
-    """The policy with our kernels forced, because torch's would need a mask of every query and
-    key."""
-    return KernelPolicy.of("on", precision=policy.precision, isa=policy.isa)
-
-
-def grid_of(call: StockCall) -> Grid | None:
-    """Frames, lines and columns of the tokens of a self-attention, if they are those that the model
-    told of."""
-    found = call.options.get("grid_sizes")
-    if found is None or len(found) != 3:
-        return None
-    frames, lines, columns = (int(size) for size in found)
-    return (frames, lines, columns) if frames * lines * columns == call.tokens else None

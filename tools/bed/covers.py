@@ -84,11 +84,12 @@ COVERS: dict[str, dict[str, str]] = {
         "最初の畳み込みから最後まで画像はチャンネルが末尾",
     },
     "Wan 2.1 and 2.2, 1.3B to 14B: T2V, I2V, FLF2V, VACE, Fun, camera, 5B, S2V, Animate (HuMo and causal Wan stream as all "
-    "others do)": {
+    "others do); TurboWan (SLA) and FastWan (VSA) with the sparse attention that they were trained with": {
         "zh": "Wan 2.1 和 2.2，1.3B 到 14B：T2V、I2V、FLF2V、VACE、Fun、摄像机、5B、S2V、Animate"
-        "（HuMo 和因果 Wan 与其他模型一样流式读取）",
+        "（HuMo 和因果 Wan 与其他模型一样流式读取）；TurboWan（SLA）和 FastWan（VSA）使用它们训练时的稀疏注意力",
         "ja": "Wan 2.1 と 2.2、1.3B から 14B：T2V、I2V、FLF2V、VACE、Fun、カメラ、5B、S2V、Animate"
-        "（HuMo と因果的な Wan は、ほかのモデルと同じようにストリーミング）",
+        "（HuMo と因果的な Wan は、ほかのモデルと同じようにストリーミング）、"
+        "TurboWan（SLA）と FastWan（VSA）は学習したスパースアテンションで",
     },
     "Wan 2.1's and 2.2's: encoding and decoding in bands of about 3 GiB, whatever the size": {
         "zh": "Wan 2.1 和 2.2 的：以约 3 GiB 的带编码和解码，任何尺寸都可以",

@@ -41,7 +41,7 @@ WAN = Family(
     name="Wan",
     role=Role.DIFFUSION,
     covers="Wan 2.1 and 2.2, 1.3B to 14B: T2V, I2V, FLF2V, VACE, Fun, camera, 5B, S2V, Animate (HuMo and causal Wan stream as all "
-    "others do)",
+    "others do); TurboWan (SLA) and FastWan (VSA) with the sparse attention that they were trained with",
     recognises=_is_wan,
     fuse=Late(__package__, "block:fuse"),
     ops=(
@@ -64,6 +64,8 @@ WAN = Family(
         "to_half",
     ),
     blocks=Late(__package__, "order:in_order"),
+    learned=Late(__package__, "trained_sparse:learned"),
+    grow=Late(__package__, "trained_sparse:grow"),
     need=Late(__package__, "need:need"),
     in_pieces=True,
     cost=Late(__package__, "cost:cost"),

@@ -20,6 +20,9 @@ If two blocks do not fit on the card, the three rows above are paged one by one
 (`stream/segments.py`). The second row's k and v are the same at every step: if part of the model
 streams they are kept, and their weights are only copied for a new text.
 
+Attention that was trained sparse (`trained_sparse.py`) has a projection of each head, or one product
+more of what q, k and v are products of.
+
 Changes by other nodes count: attention goes through stock's function and so through any override,
 patches on the attentions are called with the tensors that they expect, and a block is stock's if
 another node has replaced a part of it. So is a block of another kind (HuMo, causal Wan), or one
@@ -52,6 +55,7 @@ from ...weights.normed import Normed, kept_weights
 from ...weights.operands import operands
 from ...weights.products import feed_forward, product, products
 from .cost import TEXT_TOKENS
+from .trained_sparse import as_learned, gate_of, learn
 
 Block = comfy.ldm.wan.model.WanAttentionBlock
 VaceBlock = comfy.ldm.wan.model.VaceWanAttentionBlock
@@ -75,6 +79,7 @@ def fuse(net: nn.Module, _policy: KernelPolicy = STANDARD) -> int:
         kind: Any = type(module)
         if kind in (Block, VaceBlock):
             fuse_block(module, _FusedVace if kind is VaceBlock else _Fused, obstacle(module))
+            learn(module)
             fused += 1
     return fused
 
@@ -156,7 +161,7 @@ class _FusedVace(FusedBlock):
 
 def parts(module: Any) -> list[list[nn.Module]]:
     """The parts of a block that are paged separately: 200 MiB, 200 and 270 for 14B in fp16."""
-    return [[module.self_attn], [module.norm3, module.cross_attn], [module.ffn]]
+    return [[*gate_of(module.self_attn), module.self_attn], [module.norm3, module.cross_attn], [module.ffn]]
 
 
 def seeing_text(module: Any) -> OfText | None:
@@ -246,7 +251,8 @@ def self_attention(
     """Self-attention of x before the last product: [batch, tokens, dim]."""
     attn = module.self_attn
     normed = Normed(x, scale, shift, eps=module.norm1.eps)
-    q, k, v = products(normed, (attn.q, attn.k, attn.v), policy)
+    q, k, v, *gate = products(normed, (attn.q, attn.k, attn.v, *gate_of(attn)), policy)
+    options = as_learned(attn, options, *gate)
     heads = (x.shape[0], x.shape[1], attn.num_heads, attn.head_dim)
     q4, k4 = q.view(heads), k.view(heads)
     _rms_rope(attn, attn.norm_q, attn.norm_k, q4, k4, freqs, policy)

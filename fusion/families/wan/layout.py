@@ -15,7 +15,9 @@ from ...base.family import Expected, Shape
 Shapes = dict[str, Shape | None]
 
 LIST = re.compile(r"(blocks|vace_blocks)\.(\d+)\.(.+)")
-TEXT, FREQUENCIES, CLIP, PATCH = 4096, 256, 1280, (1, 2, 2)
+TEXT, FREQUENCIES, CLIP, HEAD, PATCH = 4096, 256, 1280, 128, (1, 2, 2)
+# What a block has beyond stock's if its attention was trained sparse (`trained_sparse.py`).
+SLA, VSA = "self_attn.attn_op.local_attn.proj_l", "to_gate_compress"
 PICTURE = "cross_attn.k_img.weight"
 # Relatives that stock builds without a picture's embedding, whatever else is in the file.
 WITHOUT_PICTURE = ("vace_patch_embedding.", "vace_blocks.", "audio_proj.", "casual_audio_encoder.")
@@ -44,8 +46,15 @@ def expected(header: WeightFile, prefix: str) -> Expected:
     shapes = _around(dim, _settings(header))
     if with_picture:
         shapes |= _picture_embedding(dim)
+    learned = {
+        name: size
+        for name, size in ((SLA, HEAD), (VSA, dim))
+        if any(f"{name}.weight" in inside for inside in main.values())
+    }
     for i in range(count):
         shapes |= _block(f"blocks.{i}", dim, ffn, with_picture)
+        for name, size in learned.items():
+            shapes |= _weighted(f"blocks.{i}.{name}", (size, size))
     if has_vace:
         shapes |= _weighted("vace_patch_embedding", (dim, None, *PATCH))
         for i in range(max(1, side_count)):

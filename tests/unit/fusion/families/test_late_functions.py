@@ -20,12 +20,20 @@ import torch
 from fusestream.fusion.base.cost import Cost
 from fusestream.fusion.base.family import Family, Late
 from fusestream.fusion.base.specimen import Specimen
+from fusestream.fusion.base.trained_sparse import TrainedSparse
 from fusestream.fusion.families import FAMILIES
 from fusestream.kernels_cuda import KernelPolicy
 from fusestream.memory import WeightFile
 
 # What the fields' types name, which that module imports for types alone.
-NAMES = {"torch": torch, "Cost": Cost, "Specimen": Specimen, "KernelPolicy": KernelPolicy, "WeightFile": WeightFile}
+NAMES = {
+    "torch": torch,
+    "Cost": Cost,
+    "Specimen": Specimen,
+    "KernelPolicy": KernelPolicy,
+    "TrainedSparse": TrainedSparse,
+    "WeightFile": WeightFile,
+}
 FIELDS = typing.get_type_hints(Family, localns=NAMES)
 
 
