@@ -1,9 +1,11 @@
-"""Other spellings of text and picture encoders: the same numbers under the names of other authors.
+"""Other spellings of text and picture encoders, and of Wan: the same numbers under the names of other authors.
 
 open_clip            OpenCLIP's of a text tower: SDXL's CLIP-G and SD 2's encoder (OpenCLIP H)
                      within whole checkpoints
 open_clip_vision     OpenCLIP's of a picture tower, under `visual.`
 umt5_original        Wan's authors', who publish UMT5 in a .pth, without the tokenizer
+wan_diffusers        diffusers' of a Wan transformer, in which FastWan is published
+wan_flat             TurboDiffusion's, whose patches pass a Linear
 """
 
 from __future__ import annotations
@@ -93,3 +95,40 @@ def umt5_original(tensors: Tensors) -> Tensors:
 def umt5_mark() -> Tensors:
     """What stock knows an encoder of a few layers by. Nobody computes with it."""
     return {"encoder.block.23.layer.1.DenseReluDense.wi_1.weight": torch.zeros(10240, 1, dtype=torch.float16)}
+
+
+# Wan's names and diffusers', in the order of replacement.
+WAN = (
+    ("time_embedding.0", "condition_embedder.time_embedder.linear_1"),
+    ("time_embedding.2", "condition_embedder.time_embedder.linear_2"),
+    ("text_embedding.0", "condition_embedder.text_embedder.linear_1"),
+    ("text_embedding.2", "condition_embedder.text_embedder.linear_2"),
+    ("time_projection.1", "condition_embedder.time_proj"),
+    ("head.modulation", "scale_shift_table"),
+    ("head.head", "proj_out"),
+    (".modulation", ".scale_shift_table"),
+    (".norm3.", ".norm2."),
+    ("ffn.0", "ffn.net.0.proj"),
+    ("ffn.2", "ffn.net.2"),
+    ("self_attn.attn_op.local_attn.", "attn1.attn_impl."),
+    ("self_attn.", "attn1."),
+    ("cross_attn.", "attn2."),
+    *((f".{part}.{end}", f".to_{part}.{end}") for part in "qkv" for end in ("weight", "bias")),
+    *((f".o.{end}", f".to_out.0.{end}") for end in ("weight", "bias")),
+)
+
+
+def wan_diffusers(tensors: Tensors) -> Tensors:
+    """A transformer that sees texts alone."""
+    found = {}
+    for name, tensor in tensors.items():
+        spelled = name
+        for ours, theirs in WAN:
+            spelled = spelled.replace(ours, theirs)
+        found[spelled] = tensor
+    return found
+
+
+def wan_flat(tensors: Tensors) -> Tensors:
+    name = "patch_embedding.weight"
+    return tensors | {name: tensors[name].flatten(1)}

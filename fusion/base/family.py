@@ -121,6 +121,8 @@ class Family:
                 builds the model
     renames     from the file's names to stock's, for a layout that stock does not know; None for
                 other files
+    reshapes    diffusion model: the shapes that stock wants of tensors that a file has in other
+                ones, with the same numbers in the same order, by name; after `renames`
     spelling    VAE: stock's names for the tensors of a file in another layout that stock knows,
                 from the file's names
     borrows     tensors, by name, that stock needs and a file lacks, from the user's other files. It
@@ -157,6 +159,7 @@ class Family:
     kind: Callable[[WeightFile], str | None] | None = None
     expects: Callable[[WeightFile], Expected] | None = None
     renames: Callable[[WeightFile], Rename | None] | None = None
+    reshapes: Callable[[WeightFile], Mapping[str, tuple[int, ...]]] | None = None
     spelling: Callable[[Collection[str]], Collection[str]] | None = None
     borrows: Callable[[WeightFile, Sequence[str]], Mapping[str, torch.Tensor]] | None = None
     vaes: Mapping[int, str] | None = None

@@ -83,7 +83,7 @@ def diffusion_model(
     path = source.files[0].path
     with naming_files(source):
         with naming(path):
-            every = tensors_of(source)
+            every = _in_stocks_shapes(tensors_of(source), source, family)
             tensors, metadata = _plain(every, dict(source.files[0].metadata))
             config, tensors, stocks_type = _configured(tensors, metadata, request, preferred)
             with dropping_bytes():
@@ -123,6 +123,12 @@ def _grown(family: Family | None, net: Any, names: Collection[str]) -> TrainedSp
         with dropping_bytes():
             family.grow(net, names)
     return learned
+
+
+def _in_stocks_shapes(tensors: Tensors, source: Checkpoint, family: Family | None) -> Tensors:
+    """A file's tensors in the shapes that stock knows."""
+    shapes = {} if family is None or family.reshapes is None else family.reshapes(source.files[0])
+    return {**tensors, **{name: tensors[name].reshape(shape) for name, shape in shapes.items()}}
 
 
 def _plain(tensors: Tensors, metadata: Any) -> tuple[Tensors, Any]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ...base.family import Expected, Family, Late, Role
+from ...base.family import Expected, Family, Late, Rename, Role
 from ...files.repeated_blocks import prefix_of
+from . import spellings
 from .layout import expected
 from .vae.layout import expected as expected_of_vae
 from .vae.layout import is_of_this_geometry
@@ -25,7 +27,15 @@ def _prefix(header: WeightFile) -> str | None:
 
 
 def _is_wan(header: WeightFile) -> bool:
-    return _prefix(header) is not None
+    return _prefix(header) is not None or spellings.is_diffusers(header)
+
+
+def _renames(header: WeightFile) -> Rename | None:
+    return spellings.rename if spellings.is_diffusers(header) else None
+
+
+def _reshapes(header: WeightFile) -> Mapping[str, tuple[int, ...]]:
+    return spellings.reshaped(header, _prefix(header) or "")
 
 
 def _expects(header: WeightFile) -> Expected:
@@ -70,6 +80,8 @@ WAN = Family(
     in_pieces=True,
     cost=Late(__package__, "cost:cost"),
     expects=_expects,
+    renames=_renames,
+    reshapes=_reshapes,
     vaes=VAES,
     reads=_reads,
     doubts=Late(__package__, "images:doubts"),

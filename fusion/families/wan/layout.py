@@ -18,6 +18,7 @@ LIST = re.compile(r"(blocks|vace_blocks)\.(\d+)\.(.+)")
 TEXT, FREQUENCIES, CLIP, HEAD, PATCH = 4096, 256, 1280, 128, (1, 2, 2)
 # What a block has beyond stock's if its attention was trained sparse (`trained_sparse.py`).
 SLA, VSA = "self_attn.attn_op.local_attn.proj_l", "to_gate_compress"
+EMBEDDING = "patch_embedding.weight"
 PICTURE = "cross_attn.k_img.weight"
 # Relatives that stock builds without a picture's embedding, whatever else is in the file.
 WITHOUT_PICTURE = ("vace_patch_embedding.", "vace_blocks.", "audio_proj.", "casual_audio_encoder.")
@@ -44,6 +45,8 @@ def expected(header: WeightFile, prefix: str) -> Expected:
     )
 
     shapes = _around(dim, _settings(header))
+    if len(found.get(EMBEDDING, ())) == 2:
+        shapes[EMBEDDING] = (dim, None)  # a Linear's (`spellings.py`)
     if with_picture:
         shapes |= _picture_embedding(dim)
     learned = {

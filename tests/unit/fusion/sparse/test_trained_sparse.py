@@ -277,6 +277,18 @@ def test_a_file_that_lost_a_part_is_refused(path: Path, kind: str) -> None:
         load_streamed_diffusion_model(str(other))
 
 
+@pytest.mark.parametrize("spelling", [checkpoints.spellings.wan_diffusers, checkpoints.spellings.wan_flat])
+def test_files_as_they_are_published(path: Path, kind: str, spelling: Any) -> None:
+    """Under diffusers' names, or with a Linear of patches: the same numbers."""
+    other = path.with_name(f"{kind}_{spelling.__name__}.safetensors")
+    spelled = spelling(load_file(path))
+    assert spelled.keys() != load_file(path).keys() or spelled["patch_embedding.weight"].ndim == 2
+    save_file(spelled, other, _metadata(path))
+    model = load_streamed_diffusion_model(str(other))
+    assert torch.equal(sample(model), sample(load_streamed_diffusion_model(str(path))))
+    assert tallied(model).sparse == STEPS * LAYERS
+
+
 def test_loaded_by_stock_it_is_said_to_be_dense(
     path: Path, dense: torch.Tensor, caplog: pytest.LogCaptureFixture
 ) -> None:
