@@ -5,9 +5,9 @@
 
 A block of 128 queries chooses among blocks of 64 keys, tokens in the video's order, by the product
 of their means. The paper has linear attention over the blocks that are left out; the code by which
-the published checkpoints were trained and run has it over all keys, and so it is here. That code
-takes the mean of all keys from the keys before it chooses: this adds the same to all scores of a
-row, and changes no choice, so it is left out.
+the published checkpoints were trained and run has it over all keys, and so it is here. The mean of
+all keys is taken from keys before they are chosen, as there: this changes all scores of a row alike
+and no choice, but what keys have in common takes no digits of a block's mean in FP16.
 
 Beside attention it costs two products of heads by heads and two passes over q, k and v.
 """
@@ -47,7 +47,9 @@ class Sla:
         count = -(-k.shape[1] // KEY_BLOCK)
         # Of fewer blocks than 1 / share the published code chooses none, which leaves 0 / 0.
         most = max(1, int(how.share * count))
-        blocks, _ = choose_blocks(q, k, v, most=most, near=None, policy=how.policy)
+        apart = k - k.mean(1, keepdim=True, dtype=torch.promote_types(k.dtype, torch.float32)).to(k.dtype)
+        blocks, _ = choose_blocks(q, apart, v, most=most, near=None, policy=how.policy)
+        del apart
         how.seen(blocks, count)
         out = attention(q, k, v, scale=how.scale, blocks=blocks, policy=how.policy)
         add_linear_(out, q, k, v, self.project)

@@ -84,6 +84,15 @@ def test_sla_is_what_the_paper_says(tokens: int, dtype: torch.dtype) -> None:
     assert tally.read().visited in (None, pytest.approx(max(1, int(0.3 * count)) / count))
 
 
+def test_blocks_are_told_apart_by_keys_that_have_much_in_common() -> None:
+    """In FP16, of which what all keys share takes most of the digits."""
+    q, k, v = drawn(1024, heads=1)
+    q, k, v = (t.half() for t in (q, k + 100 * q[:1, :1], v))
+    got = Sla(torch.zeros_like).attend(q, k, v, how(0.2)[0])
+    want = oracle.sla(q, k, v, weight=torch.zeros(64, 64), bias=torch.zeros(64), share=0.2)
+    assert distance(got, want) < 0.02
+
+
 def test_the_linear_part_takes_many_tokens_of_the_same_feature() -> None:
     """Sums that FP16 does not hold, in several pieces."""
     q, k, v = drawn(9000, heads=1)
