@@ -27,6 +27,7 @@ from ..report.gathering import noting, stream_of, title
 from ..sampling import measured
 from ..sampling.step_timer import Sampled
 from ..sparse.model import sparse_of
+from ..sparse.settings import Settings as Sparsity
 from .card import card_of
 from .fit import Fit, Verdict, fit_of
 from .ram import RamFit, ram_fit
@@ -190,8 +191,8 @@ class _Case:
         """Whether some attentions of this work may be sparse: how much of them is not known beforehand."""
         if self._sparse is None:
             return False
-        cost = self.cost(work)
-        return cost is None or cost.tokens >= self._sparse.settings.least_tokens
+        cost, asked = self.cost(work), self._sparse.settings
+        return cost is None or not isinstance(asked, Sparsity) or cost.tokens >= asked.least_tokens
 
     def sums(self, work: Work, fit: Fit, who: str) -> tuple[float, Source] | None:
         """Seconds of a step by adding up; None if there are no figures for this model or card."""
