@@ -193,6 +193,7 @@ def test_the_extra_tensors_stream_with_their_block(path: Path, kind: str) -> Non
     assert trained == TrainedSparse(KINDS[kind], {"wan_sla": 0.1, "wan_vsa": 0.2}[kind])
 
 
+@pytest.mark.every_other
 def test_a_step_is_expected_to_take_more_memory(path: Path, kind: str, folder: Path) -> None:
     """By the gate and the cubes of a quarter of the heads, or by features in pieces."""
     shape = (1, 16, 21, 60, 104)
@@ -205,6 +206,7 @@ def test_a_step_is_expected_to_take_more_memory(path: Path, kind: str, folder: P
     assert own - plain == pytest.approx(1.05 * {"wan_sla": 4 * 64 * 2**20, "wan_vsa": 4 * unit}[kind])
 
 
+@pytest.mark.every_other
 def test_scaled_fp8_weights_compute_as_trained_too(
     folder: Path, kind: str, exact: torch.Tensor, dense: torch.Tensor
 ) -> None:
@@ -213,6 +215,7 @@ def test_scaled_fp8_weights_compute_as_trained_too(
     assert distance(sample(model), exact) < distance(dense, exact) / 2 and tallied(model).sparse == STEPS * LAYERS
 
 
+@pytest.mark.deep("wan_vsa")
 def test_a_lora_reaches_the_extra_tensors(path: Path, kind: str) -> None:
     key = {"wan_sla": "blocks.0.self_attn.attn_op.local_attn.proj_l", "wan_vsa": "blocks.0.to_gate_compress"}[kind]
     weights = load_file(path)
@@ -249,6 +252,7 @@ def test_kernels_off_is_stocks_to_the_last_bit(path: Path, dense: torch.Tensor) 
     assert torch.equal(sample(off), dense) and tallied(off).sparse == 0
 
 
+@pytest.mark.every_other
 def test_another_nodes_attention_is_obeyed_and_said(
     path: Path, dense: torch.Tensor, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -267,6 +271,7 @@ def test_another_nodes_attention_is_obeyed_and_said(
     assert "another node has replaced the model's attention" in caplog.text
 
 
+@pytest.mark.every_other
 def test_other_nodes_settings_do_not_make_it_dense(path: Path) -> None:
     model = load_streamed_diffusion_model(str(path))
     (radial,) = SparseAttentionNode.execute(model, method="radial", dense_steps=1.0, least_tokens=9999).result
@@ -286,6 +291,7 @@ def test_a_file_that_lost_a_part_is_refused(path: Path, kind: str) -> None:
         load_streamed_diffusion_model(str(other))
 
 
+@pytest.mark.deep("wan_sla-wan_diffusers", "wan_vsa-wan_flat")
 @pytest.mark.parametrize("spelling", [checkpoints.spellings.wan_diffusers, checkpoints.spellings.wan_flat])
 def test_files_as_they_are_published(path: Path, kind: str, spelling: Any) -> None:
     """Under diffusers' names, or with a Linear of patches: the same numbers."""
