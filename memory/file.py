@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any, BinaryIO
 
 from .encoding import ENCODINGS, Encoding
+from .shared_open import shared
 
 # torch counts elements in signed 64-bit integers.
 MAX_ELEMENTS = 2**63 - 1
@@ -97,7 +98,7 @@ def open_regular(path: Path) -> BinaryIO:
         # asked first: opening a pipe would wait for its other end
         if not stat.S_ISREG(path.stat().st_mode):
             raise BadFile(f"{path}: is not a file. Choose the model's file itself.")
-        return path.open("rb")
+        return open(path, "rb", opener=shared)
 
 
 @contextmanager

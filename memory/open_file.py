@@ -23,6 +23,7 @@ from typing import Protocol
 
 from .file import BadFile, open_regular, told_as_bad_file
 from .formats import header_of
+from .shared_open import shared
 
 # The most bytes of one read: a change is noticed this soon, and some systems refuse reads of 2 GiB
 # and more.
@@ -98,7 +99,7 @@ class Pooled:
             self._free.append(handle)
 
     def _open(self) -> io.FileIO:
-        handle = io.FileIO(self._path, "rb")
+        handle = io.FileIO(self._path, "rb", opener=shared)
         now = Stamp.of(os.fstat(handle.fileno()))
         if now != self._stamp:  # opened by name, so it may be another file by now
             handle.close()
@@ -207,12 +208,7 @@ class OpenFile:
         with self._in_use():
             self._check_name()
             self._check_handle()
-            length = min(end, self._stamp.size) - begin
-            with told_as_bad_file(self.path):
-                try:
-                    return mmap.mmap(self._file.fileno(), length, access=mmap.ACCESS_READ, offset=begin)
-                except ValueError as error:  # Python's, for a file shorter than its mapping
-                    raise changed(self.path, f"has lost some of its {self._stamp.size} bytes") from error
+            return self._new_mapping(begin, min(end, self._stamp.size) - begin)
 
     @property
     def mapped(self) -> bool:
@@ -277,10 +273,18 @@ class OpenFile:
         with self._lock:
             self._refuse_if_closed()  # a mapping made after `close` would never be dropped
             if self._map is None:
-                with told_as_bad_file(self.path):
-                    try:
-                        self._map = mmap.mmap(self._file.fileno(), self._stamp.size, access=mmap.ACCESS_READ)
-                    except ValueError as error:  # Python's, for a file shorter than its mapping
-                        raise changed(self.path, f"has lost some of its {self._stamp.size} bytes") from error
+                self._map = self._new_mapping(0, self._stamp.size)
                 self._map_alive = weakref.ref(self._map)
             return self._map
+
+    def _new_mapping(self, begin: int, length: int) -> mmap.mmap:
+        """A mapping of these bytes. A file that is shorter by now is a ValueError of Python's on
+        POSIX, and one of Windows' own errors there."""
+        try:
+            with told_as_bad_file(self.path):
+                return mmap.mmap(self._file.fileno(), length, access=mmap.ACCESS_READ, offset=begin)
+        except (BadFile, ValueError) as error:
+            self._check_handle()
+            if isinstance(error, BadFile):
+                raise
+            raise changed(self.path, f"has lost some of its {self._stamp.size} bytes") from error
