@@ -1,8 +1,9 @@
 """Entries by key, on disk: one small JSON file per user, shared by every process.
 
 Writers take a lock, read what is there, add their entry and replace the file in one step, so a reader always sees a
-whole file and no writer loses another's entry. A file that cannot be read is said once, then treated as empty: its
-entries are made again. A file that cannot be written (a read-only home) only costs making them again next time.
+whole file and no writer loses another's entry. A file of nonsense is said once, then treated as empty: its entries are
+made again. A file that may not be read stays as it is. One that cannot be written (a read-only home) only costs making
+them again next time.
 
 The newest entries stand at the end, and only so many are kept: cards, drivers and versions come and go, and whatever lies
 at this path, reading it takes a moment at most.
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from .ledger import LEDGER
+from .whole_file import patiently, write_whole
 
 Entry = TypeVar("Entry")
 
@@ -56,7 +58,11 @@ class KeptEntries(Generic[Entry]):
         except OSError:
             return self._entries.get(key)
         if self._read_at != (found.st_mtime_ns, found.st_size):
-            self._entries = {**self._entries, **self._load()}
+            try:
+                self._entries = {**self._entries, **self._load()}
+            except PermissionError as error:
+                LEDGER.say_once(f"{self.path} cannot be read now ({error.strerror}); it is tried again")
+                return self._entries.get(key)
             self._read_at = (found.st_mtime_ns, found.st_size)
         return self._entries.get(key)
 
@@ -78,22 +84,24 @@ class KeptEntries(Generic[Entry]):
                 entries.pop(key, None)  # it is the newest now
                 text = self._as_text({**entries, key: entry})
                 partial = self.path.with_name(f"{self.path.name}.partial")  # over what one left who was killed
-                partial.write_text(text, encoding="utf-8")
-                _replace(partial, self.path)
+                write_whole(self.path, text.encode(), partial)
         except OSError as error:
             LEDGER.say_once(
                 f"{self.words[:1].upper()}{self.words[1:]} are not kept: {self.path} cannot be written ({error})"
             )
 
     def _load(self) -> dict[str, Entry]:
+        """What the file holds. Raises PermissionError where it is kept from us: its entries are still there, then."""
         try:
-            data = json.loads(_content(self.path))
+            data = json.loads(patiently(lambda: _content(self.path)))
             if data["format"] != FORMAT:
                 return {}  # another version of the pack wrote it: not ours to read, and ours to replace
             newest = list(data[self.title].items())[-MOST_ENTRIES:]
             return {str(key): self.read(written) for key, written in newest}
         except FileNotFoundError:
             return {}
+        except PermissionError:
+            raise
         except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError, OSError) as error:
             reason = f"{type(error).__name__}: {error}"  # in short: the repr of some holds all that could not be read
             if len(reason) > LONGEST_REASON:
@@ -162,16 +170,3 @@ else:
 
     def _unlock(descriptor: int) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_UN)
-
-
-def _replace(partial: Path, target: Path) -> None:
-    """Windows refuses to replace a file that someone is reading: try for a second."""
-    for attempt in range(20):
-        try:
-            partial.replace(target)
-            return
-        except PermissionError:  # noqa: PERF203
-            if attempt == 19:
-                partial.unlink(missing_ok=True)
-                raise
-            time.sleep(0.05)

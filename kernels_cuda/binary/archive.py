@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ArchiveError
+from ..whole_file import write_whole
 from .arch import is_ptx
 
 PREBUILT = Path(__file__).resolve().parents[1] / "prebuilt" / "kernels.tar.xz"
@@ -106,8 +107,7 @@ def write(
                 _add(tar, member_name(variant, unit), code)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    partial.write_bytes(raw.getvalue() if filters is None else lzma.compress(raw.getvalue(), filters=filters))
-    partial.replace(path)
+    write_whole(path, raw.getvalue() if filters is None else lzma.compress(raw.getvalue(), filters=filters), partial)
     return manifest
 
 

@@ -46,6 +46,6 @@ def _keep(kept: Path, manifest: archive.Manifest, units: dict[str, archive.Unit]
         built.setdefault(unit.variant, {})[name] = unit.code, unit.kernels
     archive.write(kept, built, source_hash=manifest.source_hash, compiler=manifest.compiler, filters=None)
     of_this = kept.name.rsplit("-", 1)[0]
-    for other in kept.parent.glob("unpacked-*.tar"):
+    for other in kept.parent.glob("unpacked-*.tar*"):
         if not other.name.startswith(of_this):
-            other.unlink(missing_ok=True)  # from an earlier version of the pack
+            other.unlink(missing_ok=True)  # from an earlier version of the pack, or begun by a process that was killed

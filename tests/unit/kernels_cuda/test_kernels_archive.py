@@ -67,6 +67,13 @@ def test_the_same_code_gives_the_same_bytes(path, tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["again.tar.xz", "kernels.tar.xz"]
 
 
+def test_an_archive_that_cannot_take_its_place_leaves_nothing(tmp_path):
+    (tmp_path / "kernels.tar.xz").mkdir()
+    with pytest.raises(OSError):
+        archive.write(tmp_path / "kernels.tar.xz", BUILT, source_hash="abc", compiler="NVRTC 12.9", filters=None)
+    assert [p.name for p in tmp_path.iterdir()] == ["kernels.tar.xz"]
+
+
 def test_any_tar_can_list_it(path):
     with tarfile.open(path) as tar:
         assert tar.getnames()[:3] == ["manifest.json", "sm_75/a.cubin", "sm_75/b.cubin"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fusestream.kernels_cuda import kept_entries
+from fusestream.kernels_cuda import kept_entries, whole_file
 from fusestream.kernels_cuda.kept_entries import FORMAT, MOST_BYTES, MOST_ENTRIES
 from fusestream.kernels_cuda.ledger import LEDGER
 from fusestream.kernels_cuda.tune.winners import Winner, WinnersFile
@@ -33,13 +33,17 @@ def test_no_writer_loses_anothers_entry(tmp_path):
     """Six processes write at once; every entry of every one is there in the end, and the file was whole throughout."""
     path = tmp_path / "cache" / "winners.json"
     writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(KERNELS), str(path), str(i)]) for i in range(6)]
-    whole = 0
+    LEDGER.clear()
+    reads = 0
     while any(writer.poll() is None for writer in writers):
         if path.exists():
-            json.loads(path.read_text())
-            whole += 1
+            reader = WinnersFile(path)
+            reader.get("")
+            assert reader.entries, "it was there, whole, and has entries from its first moment on"
+            reads += 1
+        time.sleep(0.02)  # who reads without a pause keeps Windows' writers out
     assert [writer.returncode for writer in writers] == [0] * 6
-    assert whole
+    assert reads and not LEDGER.messages
     entries = json.loads(path.read_text())["winners"]
     assert sorted(entries) == sorted(f"op|{w}|{i}" for w in range(6) for i in range(20))
     assert not list(path.parent.glob("*.partial"))
@@ -97,6 +101,47 @@ def test_a_folder_that_cannot_be_written_costs_only_the_memory(tmp_path):
     file.put("a", Winner("cuda", {"cuda": 1.0}))
     assert file.get("a") == Winner("cuda", {"cuda": 1.0})  # this process still knows
     assert any("cannot be written" in m for m in LEDGER.messages)
+
+
+@pytest.fixture
+def kept_from_us(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each further opening of the file is refused, as Windows does while somebody replaces it."""
+    refusals: list[bool] = []
+
+    def opened(path: str, flags: int) -> int:
+        if refusals and refusals.pop(0):
+            raise PermissionError(13, "Permission denied", path)
+        return os.open(path, flags)
+
+    monkeypatch.setattr(kept_entries, "_at_once", opened)
+    monkeypatch.setattr(whole_file, "TRIES", 4)
+    monkeypatch.setattr(whole_file, "PAUSE", 0)
+    LEDGER.clear()
+    return refusals
+
+
+@pytest.mark.parametrize(("refused", "is_read"), [(3, True), (4, False)])
+def test_a_refused_read_is_tried_again_and_never_taken_for_an_empty_file(tmp_path, kept_from_us, refused, is_read):
+    path = tmp_path / "w.json"
+    WinnersFile(path).put("a", Winner("cuda", {"cuda": 1.0}))
+    file = WinnersFile(path)
+    kept_from_us[:] = [True] * refused
+    assert (file.get("a") is not None) == is_read
+    assert [m for m in LEDGER.messages if "cannot be read now" in m and str(path) in m] == LEDGER.messages
+    assert bool(LEDGER.messages) != is_read
+    assert file.get("a") == Winner("cuda", {"cuda": 1.0}), "the file has not changed, and is read all the same"
+
+
+def test_what_cannot_be_read_is_not_written_over(tmp_path, kept_from_us):
+    path = tmp_path / "w.json"
+    WinnersFile(path).put("a", Winner("cuda", {"cuda": 1.0}))
+    file = WinnersFile(path)
+    kept_from_us[:] = [True] * 4
+    file.put("b", Winner("stock", {"stock": 1.0}))
+    assert file.at_hand("b") == Winner("stock", {"stock": 1.0})
+    assert any("kernel choices are not kept" in m.lower() for m in LEDGER.messages)
+    file.put("c", Winner("stock", {"stock": 2.0}))
+    assert json.loads(path.read_text())["winners"].keys() == {"a", "c"}
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root writes anywhere")

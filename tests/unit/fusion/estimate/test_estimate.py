@@ -351,6 +351,14 @@ def test_times_outlive_a_start(tmp_path: Path) -> None:
     assert file.stat().st_mtime_ns == before, "nothing new, nothing written"
 
 
+def test_times_that_cannot_be_kept_leave_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "times.json").mkdir()
+    step_timer.keep(SAMPLED)
+    measured.write(tmp_path / "times.json")
+    assert "times of steps are not kept" in caplog.text
+    assert [path.name for path in tmp_path.iterdir()] == ["times.json"]
+
+
 @pytest.mark.parametrize(
     "content",
     [

@@ -1,0 +1,41 @@
+"""Small files that several processes read and write: each is replaced as a whole, in one step.
+
+Windows refuses both sides for the moment in which the other has the file: to replace it, and to open
+it. Such a refusal is no fault, so either is tried for a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+Given = TypeVar("Given")
+
+TRIES = 20 if os.name == "nt" else 1  # elsewhere a refusal stays
+PAUSE = 0.05
+
+
+def patiently(deed: Callable[[], Given]) -> Given:
+    """What `deed` returns. Raises PermissionError if it is still refused at the last try."""
+    for _ in range(TRIES - 1):
+        try:
+            return deed()
+        except PermissionError:  # noqa: PERF203
+            time.sleep(PAUSE)
+    return deed()
+
+
+def write_whole(path: Path, content: bytes, partial: Path) -> None:
+    """Write the file by way of `partial`, in the same folder: all of it is there or what was before,
+    and nothing else is left."""
+    try:
+        partial.write_bytes(content)
+        patiently(lambda: partial.replace(path))
+    except BaseException:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise
