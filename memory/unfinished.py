@@ -89,20 +89,21 @@ class UnfinishedFile:
             with self._told():
                 self._file.truncate(self.nbytes)
                 self._file.close()
+            with self._told(
+                f"It is complete but for its name: look whether a program, or a loaded model, has {self.path.name} open."
+            ):
                 self._unfinished.replace(self.path)
         except BaseException:
             self._give_up()
             raise
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
-        """Turn the system's errors in this block into `NotWritten`."""
+    def _told(self, remedy: str = "Look at its disk.") -> Iterator[None]:
+        """Turn the system's errors in this block into `NotWritten`, with what to do."""
         try:
             yield
         except OSError as error:
-            raise NotWritten(
-                f"{self.path}: cannot be written ({error.strerror or error}). Look at its disk."
-            ) from error
+            raise NotWritten(f"{self.path}: cannot be written ({error.strerror or error}). {remedy}") from error
 
     def _give_up(self) -> None:
         with contextlib.suppress(OSError):  # buffered bytes have no room either

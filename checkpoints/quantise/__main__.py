@@ -5,6 +5,7 @@ imported under its alias, without its entry point: nothing here needs ComfyUI.
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 import types
 from pathlib import Path
@@ -36,6 +37,8 @@ def main(arguments: list[str] | None = None) -> int:
     )
     cli.add_argument("--quiet", action="store_true", help="do not name every tensor")
     options = cli.parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a pipe on Windows cannot spell every path
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         done = quantise(
             options.source,

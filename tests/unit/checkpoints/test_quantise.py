@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -627,6 +628,17 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main([str(source), str(out), "--to", "q4_k", "--force", "--quiet"]) == 0
     assert capsys.readouterr().out.count("\n") == 1
     assert read_header(out).extents["blocks.0.a.weight"].dtype == "Q4_K"
+
+
+def test_a_path_that_the_pipe_cannot_spell(tmp_path: Path) -> None:
+    """Pipes of Windows have a page of 256 characters. The file is written whatever the words look like."""
+    folder = tmp_path / "模型"
+    folder.mkdir()
+    source, out = plain_file(folder), folder / "y.gguf"
+    line = [sys.executable, str(ROOT / "checkpoints" / "quantise"), str(source), str(out), "--to", "q8_0"]
+    done = subprocess.run(line, capture_output=True, check=False, env={**os.environ, "PYTHONIOENCODING": "cp1252"})
+    assert done.returncode == 0 and not done.stderr
+    assert rb"\u6a21\u578b" in done.stdout and out.exists()
 
 
 def test_dev_py_hands_everything_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 import shutil
 from pathlib import Path
@@ -78,6 +80,22 @@ def test_a_disk_that_fails_says_so(tmp_path: Path) -> None:
         writer._file = Path("/dev/full").open("wb", buffering=0)  # noqa: SIM115 - the writer closes it
         writer.write("a", torch.ones(64))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_target_in_use_is_no_fault_of_the_disk(tmp_path: Path) -> None:
+    """Windows replaces no file that somebody has open; no system replaces a folder."""
+    target = tmp_path / "x"
+    with contextlib.ExitStack() as stack:
+        if os.name == "nt":
+            target.write_bytes(b"before")
+            stack.enter_context(target.open("rb"))
+        else:
+            target.mkdir()
+        words = r"x: cannot be written \(.*\)\. It is complete but for its name: look whether .* has x open\.$"
+        with pytest.raises(NotWritten, match=words), WeightWriter(target, {"a": (torch.float32, (1,))}) as writer:
+            writer.write("a", torch.ones(1))
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+    assert target.is_dir() or target.read_bytes() == b"before"
 
 
 def test_types_that_the_format_does_not_know(tmp_path: Path) -> None:
