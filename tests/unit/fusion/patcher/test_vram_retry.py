@@ -85,7 +85,7 @@ def test_halves_that_are_made_of_a_files_weights_count() -> None:
             torch.nn.Linear(*sides, bias=False, device="meta", dtype=kind) for sides in ((5120, 13824), (13824, 5120))
         )
         ffn = torch.nn.Sequential(first, torch.nn.GELU(), second)
-        return type("OfBlocks", (Net,), {"blocks": [type("Block", (), {"ffn": ffn})]})()
+        return type("OfBlocks", (Net,), {"blocks": [SimpleNamespace(ffn=ffn, self_attn=SimpleNamespace())]})()
 
     assert need(of(torch.float16), LATENT, torch.float16) == pytest.approx(1.05 * (6 * x + 2**28))
     for kind in (torch.float8_e4m3fn, torch.bfloat16):
