@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .pipeline import Words, Work
 
 FILE = Path(__file__).resolve().parents[1] / "results" / "step-cache.json"
-VIDEOS = {20: 60, 50: 12}  # by the number of steps
+VIDEOS = {20: 60, 50: 4}  # by the number of steps
 HEADS = ("Way", "Setting", "Steps left out", "Frames, dB", "Latents, dB", "Videos as their prompts say")
 ALL = "All steps"
 Row = dict[str, Any]

@@ -22,10 +22,11 @@ def test_the_table_has_every_row() -> None:
 
 
 def test_the_step_cache_is_nearer_than_what_it_was_compared_with() -> None:
-    """At each of its settings: than every other way that leaves out as many steps, or more."""
+    """At each of its settings: than ComfyUI's caches and fewer steps that leave out as many, or more."""
     for one in steps.measured_before()["steps"].values():
-        ours = [row for row in one["rows"] if row["way"] == "Step Cache"]
-        others = [row for row in one["rows"] if row not in ours]
+        changed = [row for row in one["rows"] if row["way"] != steps.ALL]
+        ours = [row for row in changed if row["way"] == "Step Cache"]
+        others = [row for row in changed if "Step Cache" not in row["way"]]
         for row in ours:
             as_many = [other["frames dB"][0] for other in others if other["left out"] >= row["left out"]]
             assert row["frames dB"][0] > max(as_many, default=0.0), row
