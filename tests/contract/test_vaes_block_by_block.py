@@ -71,6 +71,26 @@ def test_pixels_are_written_where_they_are_wanted(net: Any, stock: Any, frames: 
     torch.testing.assert_close(out.float(), expected.float(), rtol=0, atol=1e-5)
 
 
+def test_what_is_free_may_be_too_little_after_all(net: Any, stock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program may take it meanwhile: the decoding begins again with the room that the limit leaves."""
+    rooms, within = list[int](), net._by_blocks
+
+    def running_out(stocks: Any, z: torch.Tensor, room: int, out: Any) -> torch.Tensor:
+        rooms.append(room)
+        if len(rooms) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        made: torch.Tensor = within(stocks, z, room, out)
+        return made
+
+    monkeypatch.setattr(install, "free_for", lambda *_: ENOUGH)
+    monkeypatch.setattr(net, "_by_blocks", running_out)
+    z = torch.randn(1, 24, 2, 3, 2)
+    LEDGER.clear()
+    torch.testing.assert_close(net.decode(z.clone()), stock.decode(z.clone()), rtol=0, atol=1e-5)
+    assert rooms == [ENOUGH, install.room_for(net)]
+    assert any("again with less of the card" in str(line) for line in LEDGER.messages)
+
+
 def test_tiles_pass_a_block_together(net: Any) -> None:
     """As many as a part of the room is enough for; without room, one."""
     z, sizes = torch.randn(1, 24, 7, 17, 17), list[int]()
