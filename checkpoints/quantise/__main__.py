@@ -18,6 +18,7 @@ if not __package__:  # started as a folder
         _package.__path__ = [str(_folder)]
         sys.modules[_name] = _package
     __package__ = "fusestream.checkpoints.quantise"
+    __spec__ = None  # it names the folder's: Python 3.13 warns at each import where the two differ
 
 from ...memory import BadFile
 from ...memory.unfinished import NotWritten

@@ -9,11 +9,13 @@ from __future__ import annotations
 import argparse
 import base64
 import contextlib
+import ctypes
 import json
 import multiprocessing
 import os
 import random
 import re
+import sys
 import tempfile
 import time
 import tracemalloc
@@ -25,6 +27,9 @@ from typing import Any
 
 from fusestream.memory import BadFile, WeightFile
 from fuzz.mutate import Case
+
+if sys.platform == "win32":
+    import msvcrt
 
 SLOW = 1.0
 LONGEST_MESSAGE = 1000
@@ -47,7 +52,11 @@ def is_text(value: object) -> bool:
 def write(path: Path, case: Case) -> Path:
     with path.open("wb", buffering=0) as file:
         file.write(case.head[: case.size])
-        file.truncate(case.size)
+        if sys.platform == "win32":  # whose truncate writes the zeros, gigabytes of them
+            file.seek(case.size)
+            ctypes.windll.kernel32.SetEndOfFile(ctypes.c_void_p(msvcrt.get_osfhandle(file.fileno())))
+        else:
+            file.truncate(case.size)
     return path
 
 
