@@ -29,6 +29,7 @@ from bed import (  # noqa: E402 - the path above comes first
     overlay,
     row_venv,
     steps,
+    windows,
 )
 from bed import lines as line_counts  # noqa: E402
 from bed import tested as tested_versions  # noqa: E402
@@ -85,6 +86,9 @@ def command_line() -> argparse.ArgumentParser:
     add["wheel"].add_argument("--output", metavar="DIR", default=ROOT / "output", type=Path, help="where to leave it")
     add["test"].add_argument(
         "--thorough", action="store_true", help="property tests, fuzzing and hostile use at full depth, not a quarter"
+    )
+    add["test"].add_argument(
+        "--windows", action="store_true", help="on Windows' own Python under Wine (docs/windows.md), set up if need be"
     )
     add["test"].epilog = "Further arguments go to pytest, which then runs alone: dev.py test tests/unit -k file"
     add["matrix"].add_argument("row", nargs="?", choices=list(ROWS), help="the row to run; without it they are listed")
@@ -161,10 +165,12 @@ def demo(options: argparse.Namespace, _rest: list[str]) -> int:
 
 
 def test(options: argparse.Namespace, rest: list[str]) -> int:
-    bed, folder = set_up(options, with_browser=True)
+    bed, folder = set_up(options, with_browser=not options.windows)
     env = {"COMFYUI_PATH": str(folder)}
     if options.thorough:
         env[depth.SWITCH] = "1"
+    if options.windows:
+        return windows.run_tests(bed, folder, env, rest)
     if rest:
         return tested(bed, env, rest)
     with ThreadPoolExecutor(1) as beside:

@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from . import debian, steps
@@ -86,14 +87,23 @@ def pip(bed: Bed) -> list[str | Path]:
 
 
 def _uv_installs(bed: Bed, wanted: list[str | Path]) -> bool:
-    """Whether uv was to be had and has installed what is `wanted`.
+    """Whether uv was to be had and has installed what is `wanted`."""
+    try:
+        install_with_uv(bed, wanted, ["--python", bed.python])
+    except steps.SetupFailed:  # pip says what is wrong, should it meet the same
+        return False
+    return True
+
+
+def install_with_uv(bed: Bed, wanted: Sequence[str | Path], where: Sequence[str | Path]) -> None:
+    """Install what is `wanted` into the environment or the folder that uv's options `where` name.
 
     Its cache lies on the environment's disk. The environment gets links to the files in it, so no
     file is there twice. The cache is removed at the end; after a kill the next call goes on with it.
     """
     variables = uv_variables(pip_configuration(bed))
     if variables is None:
-        return False
+        raise steps.SetupFailed("installing packages: pip is configured here with options that uv does not know")
     home = bed.cache / "uv"
     tool = home / "tool"
     shutil.rmtree(tool, ignore_errors=True)  # of a killed call: pip does not replace what is there
@@ -103,15 +113,12 @@ def _uv_installs(bed: Bed, wanted: list[str | Path]) -> bool:
     environment["UV_INDEX_STRATEGY"] = "unsafe-best-match"
     uv = tool / "bin" / ("uv.exe" if os.name == "nt" else "uv")
     get = [*pip(bed), "install", "--quiet", "--target", tool, "-c", bed.constraints, "uv"]
-    install = [uv, "pip", "install", "--quiet", "--python", bed.python, *wanted]
+    remedy = "Check that PyPI can be reached and the disk has 10 GB free, then call again."
     try:
-        steps.run(get, "getting uv", "")
-        steps.run(install, "installing packages", "", environment)
-        done = True
-    except steps.SetupFailed:  # pip says what is wrong, should it meet the same
-        done = False
-    shutil.rmtree(home, ignore_errors=True)
-    return done
+        steps.run(get, "getting uv", remedy)
+        steps.run([uv, "pip", "install", "--quiet", *where, *wanted], "installing packages", remedy, environment)
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
 
 
 def pip_configuration(bed: Bed) -> dict[str, str]:

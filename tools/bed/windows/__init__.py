@@ -1,0 +1,39 @@
+"""Windows' own Python under Wine: the tests on Windows' calls, on a Linux machine.
+
+`python.py` makes the bed in `.cache/windows-...`, `wine.py` runs a program of it, `under_wine.py` is pytest's plugin
+there: which tests Wine cannot run, and why.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from .. import steps
+from ..paths import ROOT, Bed
+from . import python, wine
+from .under_wine import LEFT_OUT
+
+# What runs if no tests are named: what needs neither a GPU nor a browser, and has been seen to run there.
+USUAL = ("tests/unit/memory", "tests/unit/checkpoints", "tests/unit/gpu", "tests/unit/kernels_cuda")
+LONGEST_TEST = 300  # seconds, after which pytest tells where each thread is, and ends
+
+
+def run_tests(bed: Bed, comfyui: Path, env: dict[str, str], rest: Sequence[str]) -> int:
+    """Pytest's exit code. env: the tests' variables, of which ours come before; rest: pytest's arguments."""
+    home = python.made(bed, comfyui)
+    are_named = any((ROOT / word.partition("::")[0]).exists() for word in rest)
+    steps.say(f"Windows' Python {python.VERSION} under Wine; {len(LEFT_OUT)} tests and files are left out by name")
+    command = [
+        "-m", "pytest", "-p", "bed.windows.under_wine", "-p", "no:cacheprovider",
+        "-o", f"faulthandler_timeout={LONGEST_TEST}", "-o", "faulthandler_exit_on_timeout=true",
+        *([] if are_named else USUAL), *rest,
+    ]  # fmt: skip
+    variables = {
+        **env,
+        "COMFYUI_PATH": wine.path_of(home, comfyui),
+        "PYTHONPATH": wine.path_of(home, ROOT / "tools"),
+        "OMP_NUM_THREADS": str(os.cpu_count() or 1),
+    }
+    return wine.run(home, command, variables)
