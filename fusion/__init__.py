@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .identify.encoder_sets import inspect_text_encoders
     from .load.checkpoint import beside_the_model, load_checkpoint
     from .load.diffusion import load_diffusion_model
-    from .load.draft import at_quality
+    from .load.draft_quality import at_quality
     from .load.text import load_text_encoder
     from .load.vae import load_vae, load_vae_in_parts
 
@@ -44,7 +44,7 @@ HOMES = {
     "Precision": "..kernels_cuda.policy",
     "WrongFile": ".base.errors",
     "all_off": ".base.policy",
-    "at_quality": ".load.draft",
+    "at_quality": ".load.draft_quality",
     "beside_the_model": ".load.checkpoint",
     "inspect_file": ".identify.checkpoint_info",
     "inspect_text_encoders": ".identify.encoder_sets",

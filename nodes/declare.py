@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from comfy_api.latest import io
 
 from ..fusion.base.family import Role
-from ..fusion.base.format import DRAFT, QUALITIES
+from ..fusion.base.format import OF_MODELS, QUALITIES
 from ..fusion.base.vram_budget import AUTO, MOST
 from ..fusion.families import FAMILIES
 from .page import front_end
@@ -164,12 +164,12 @@ def precision(tooltip: str, *, is_advanced: bool = False, has_auto: bool = False
     return widget(tooltip, default=default, absent="precise", options=options, is_advanced=is_advanced)
 
 
-def quality(tooltip: str, *, has_draft: bool = False) -> Any:
+def quality(tooltip: str, *, of_models: bool = False) -> Any:
     """The choice that a loader shows first, appended after older inputs.
 
-    A workflow without it goes by its precision. has_draft: for loaders of diffusion models.
+    A workflow without it goes by its precision. of_models: for loaders of diffusion models.
     """
-    options = (*QUALITIES, *([DRAFT] if has_draft else []), BY_PRECISION)
+    options = (*QUALITIES, *(OF_MODELS if of_models else ()), BY_PRECISION)
     return widget(tooltip, default=QUALITY, absent=BY_PRECISION, options=options)
 
 
@@ -190,7 +190,7 @@ def theme() -> Any:
 
 def precision_of(quality: str, precision: Any) -> Any:
     """The precision of a policy, by these two inputs."""
-    return "turbo" if quality == DRAFT else QUALITIES.get(quality, precision)
+    return {**QUALITIES, **OF_MODELS}.get(quality, precision)
 
 
 def policy_of(inputs: Any) -> KernelPolicy:

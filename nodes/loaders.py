@@ -146,7 +146,7 @@ class DiffusionModelLoader(Loader):
             "Or so many GiB (1.5 do for 14B in fp16; more is faster). 0: ComfyUI's own memory management, and only the "
             "attention is FuseStream's; not for GGUF files, which it does not read."
         )
-        quality: str = declare.quality(QUALITY, has_draft=True)
+        quality: str = declare.quality(QUALITY, of_models=True)
 
     @classmethod
     def run(cls, inputs: Inputs) -> io.NodeOutput:
@@ -346,7 +346,7 @@ class CheckpointLoader(Loader):
             "free. Or so many GiB for each of the two; more is faster. 0: ComfyUI's own memory management; of the "
             "diffusion model only the attention is FuseStream's then."
         )
-        quality: str = declare.quality(QUALITY, has_draft=True)
+        quality: str = declare.quality(QUALITY, of_models=True)
 
     @classmethod
     def run(cls, inputs: Inputs) -> io.NodeOutput:

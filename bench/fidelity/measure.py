@@ -20,6 +20,7 @@ from .pipeline import (
     Files,
     Words,
     Work,
+    as_draft,
     decoded,
     diffusion_model,
     exactly,
@@ -28,7 +29,6 @@ from .pipeline import (
     sampled,
     text_encoder,
     vae,
-    with_cache,
     with_sparse,
     words,
 )
@@ -62,12 +62,12 @@ class Fidelity:
         begun = time.perf_counter()
         said = self.words_of(variant.computing)
         # A cache decides for a batch as a whole, and a user's is of one video.
-        together = 1 if variant.easy_cache or variant.cache else TOGETHER
+        together = 1 if variant.easy_cache or variant.is_draft else TOGETHER
         model = diffusion_model(self.files, variant)
         # The first steps are dense where a user has sparse attention; what a sparse call is off by is asked all the same.
         call = first_call(with_sparse(model, variant.sparse, dense_steps=0.0), self.work, self.words, together)
-        cached = with_cache(with_sparse(model, variant.sparse), variant.cache)
-        latents = sampled(cached, self.work, said, together)
+        behind = as_draft(model) if variant.is_draft else with_sparse(model, variant.sparse)
+        latents = sampled(behind, self.work, said, together)
         held = model.model
         if variant.computing.stock is None and (parts := stepped_aside()):
             raise RuntimeError("; ".join(part.words for part in parts))

@@ -182,7 +182,7 @@ def diffusion_model(files: Files, variant: Variant) -> Any:
     model = with_shift(model)
     if variant.kitchen:
         model = with_kitchen(model)
-    return with_easy_cache(model) if variant.easy_cache else model
+    return with_stock_cache(model, "EasyCacheNode") if variant.easy_cache else model
 
 
 def with_shift(model: Any) -> Any:
@@ -194,11 +194,11 @@ def with_shift(model: Any) -> Any:
     return clone
 
 
-def with_easy_cache(model: Any) -> Any:
-    """As stock's node comes."""
-    node = importlib.import_module("comfy_extras.nodes_easycache").EasyCacheNode
+def with_stock_cache(model: Any, name: str, **changed: Any) -> Any:
+    """A cache of steps as stock's node of this name comes, but for inputs that are given."""
+    node = getattr(importlib.import_module("comfy_extras.nodes_easycache"), name)
     inputs = {one.id: one.default for one in node.define_schema().inputs if one.id != "model"}
-    return node.execute(model, **inputs).args[0]
+    return node.execute(model, **{**inputs, **changed}).args[0]
 
 
 def with_kitchen(model: Any) -> Any:
@@ -227,12 +227,13 @@ def with_sparse(model: Any, sparse: Sparse | None, **how: Any) -> Any:
     return sparse_model.sparse(model, settings)
 
 
-def with_cache(model: Any, error: float) -> Any:
-    """As FuseStream's node does it; 0: without."""
+def as_draft(model: Any) -> Any:
+    """With what the loaders' quality Draft puts around a model, in videos of a few thousand tokens too."""
+    from ...fusion.load.draft_quality import SPARSE, STEP_CACHE  # noqa: PLC0415
+    from ...fusion.sparse.model import sparse  # noqa: PLC0415
     from ...fusion.step_cache.model import step_cached  # noqa: PLC0415
-    from ...fusion.step_cache.settings import Settings  # noqa: PLC0415
 
-    return step_cached(model, Settings(error)) if error else model
+    return step_cached(sparse(model, replace(SPARSE, least_tokens=LEAST_TOKENS)), STEP_CACHE)
 
 
 def vae(path: Path, computing: Computing) -> Any:

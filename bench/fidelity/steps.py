@@ -9,7 +9,6 @@ Each way is held against the same video with all steps computed. Decisions are a
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import statistics
@@ -52,11 +51,11 @@ def core(node: str) -> Callable[[Any, float], Any]:
     def apply(model: Any, threshold: float) -> Any:
         from comfy.patcher_extension import WrappersMP  # noqa: PLC0415
 
-        found = getattr(importlib.import_module("comfy_extras.nodes_easycache"), node)
-        inputs = {one.id: one.default for one in found.define_schema().inputs if one.id != "model"}
+        from .pipeline import with_stock_cache  # noqa: PLC0415
+
         clone = model.clone()
         clone.add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, "copied", copied)
-        return found.execute(clone, **{**inputs, "reuse_threshold": threshold}).args[0]
+        return with_stock_cache(clone, node, reuse_threshold=threshold)
 
     return apply
 
@@ -65,17 +64,11 @@ def ours(least: float = 0.0, most: float = 1.0) -> Callable[[Any, float], Any]:
     """The Step Cache; with bounds of the share of the slope, which otherwise is measured."""
 
     def apply(model: Any, error: float) -> Any:
-        from comfy.patcher_extension import WrappersMP  # noqa: PLC0415
-
-        from ...fusion.base.hooks import STEP_CACHE  # noqa: PLC0415
         from ...fusion.step_cache.forecast import Forecast  # noqa: PLC0415
-        from ...fusion.step_cache.model import StepCache  # noqa: PLC0415
+        from ...fusion.step_cache.model import step_cached  # noqa: PLC0415
         from ...fusion.step_cache.settings import Settings  # noqa: PLC0415
 
-        kind = type("Bounded", (Forecast,), {"LEAST": least, "MOST": most})
-        clone = model.clone()
-        clone.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, STEP_CACHE, StepCache(Settings(error), kind))
-        return clone
+        return step_cached(model, Settings(error), type("Bounded", (Forecast,), {"LEAST": least, "MOST": most}))
 
     return apply
 

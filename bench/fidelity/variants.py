@@ -39,7 +39,7 @@ class Variant:
     easy_cache  stock's node EasyCache stands behind the loader, as it comes
     kitchen     stock's attention is comfy-kitchen's in 8 bits, as newer versions of ComfyUI can be told to have it
     promised    a model call is to be as near to FP32 as stock's in FP16
-    cache       the error of a FuseStream Step Cache behind the loader; 0: there is none
+    is_draft    the loader's quality is Draft: a step cache and sparse attention stand behind turbo
     """
 
     name: str
@@ -49,7 +49,7 @@ class Variant:
     kitchen: bool = False
     sparse: Sparse | None = None
     promised: bool = False
-    cache: float = 0.0
+    is_draft: bool = False
 
 
 FP32, FP16, BF16 = Computing(stock="float32"), Computing(stock="float16"), Computing(stock="bfloat16")
@@ -94,7 +94,7 @@ VARIANTS = (
     ),
     STOCK_CACHED,
     Variant("FuseStream precise, EasyCache", PRECISE, easy_cache=True),
-    Variant("FuseStream Draft, int8_convrot file", TURBO, "int8_convrot", cache=0.2),
+    Variant("FuseStream Draft, int8_convrot file", TURBO, "int8_convrot", is_draft=True),
 )
 # On videos of thousands of tokens: below, `turbo` has `fast` attention, and sparse attention is dense.
 LONG = (
@@ -118,7 +118,7 @@ LONG = (
         for name, computing in (("precise", PRECISE), ("turbo, matrices in FP16", HALVES))
         for left_out in (0.05, 0.1, 0.2)
     ),
-    Variant("FuseStream Draft", TURBO, sparse=Sparse("bounded", left_out=0.2), cache=0.2),
+    Variant("FuseStream Draft", TURBO, is_draft=True),
 )
 # What `dev.py quantise` makes of the file, and what such files are called.
 QUANTISED = {"q8_0": ".gguf", "q5_k": ".gguf", "q4_k": ".gguf", "int8_convrot": ".safetensors"}

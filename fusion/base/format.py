@@ -5,7 +5,8 @@ from __future__ import annotations
 # The loaders' names for the precisions of a `KernelPolicy`: the default first, then each permits
 # more than the one before.
 QUALITIES = {"auto": "auto", "Exact": "precise", "Balanced": "fast", "Fastest": "turbo"}
-DRAFT = "Draft"  # of diffusion models: Fastest with less work, `fusion/load/draft.py`
+DRAFT = "Draft"  # Fastest with less work: `fusion/load/draft_quality.py`
+OF_MODELS = {DRAFT: QUALITIES["Fastest"]}  # further ones, of diffusion models alone
 
 
 def quality(precision: str) -> str:

@@ -1,4 +1,4 @@
-"""Blocks in the names of a file's tensors: where a diffusion model begins, and what a block lacks.
+"""Blocks in the names of a file's tensors: where a diffusion model begins, what a block lacks, and what stock calls it.
 
 Blocks of a list are alike: a tensor that most of them have belongs to each of them. So a family
 whose members differ in their blocks needs no table that names them all.
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 # Ends of the names of a network's own tensors. Those that go with a quantised weight have other
 # names, and not every layer has them.
 OWN = (".weight", ".bias", ".scale")
+BLOCK = re.compile(r"blocks\.(\d+)\.(.*)", re.DOTALL)
 
 
 def prefix_of(header: WeightFile, part: re.Pattern[str], beside: Iterable[str]) -> str | None:
@@ -32,6 +33,22 @@ def prefix_of(header: WeightFile, part: re.Pattern[str], beside: Iterable[str]) 
     names = header.extents.keys()
     found = (match[1] for name in names if (match := part.fullmatch(name)) is not None)
     return next((prefix for prefix in found if any(prefix + name in names for name in beside)), None)
+
+
+def renamed(name: str, outside: Mapping[str, str], inside: Mapping[str, str], block: str) -> str:
+    """Stock's name of a tensor of a file in which blocks are `blocks.{i}.`, or of one that goes with it,
+    such as a scale.
+
+    outside, inside  stock's beginnings of names by the file's: of the network, and within a block
+    block            stock's beginning of a block's names, with {} for its number
+    """
+    found = BLOCK.fullmatch(name)
+    inner, names = (name, outside) if found is None else (found[2], inside)
+    begun = next((theirs for theirs in names if inner.startswith(theirs)), None)
+    if begun is None:
+        return name
+    stocks = names[begun] + inner.removeprefix(begun)
+    return stocks if found is None else block.format(found[1]) + stocks
 
 
 def published_counts(

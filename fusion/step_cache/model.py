@@ -56,12 +56,13 @@ class Tally:
         return f"{words}; {self.obstacle}" if self.obstacle else words
 
 
-def step_cached(model: Any, settings: Settings) -> Any:
-    """A clone of a stock MODEL with a step cache. These settings replace those it had."""
+def step_cached(model: Any, settings: Settings, forecast: type[Forecast] = Forecast) -> Any:
+    """A clone of a stock MODEL with a step cache. These settings replace those it had. forecast: another
+    one, which the bench holds against this."""
     clone = model.clone()
     clone.remove_wrappers_with_key(WrappersMP.OUTER_SAMPLE, STEP_CACHE)
     if not settings.is_off:
-        clone.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, STEP_CACHE, StepCache(settings))
+        clone.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, STEP_CACHE, StepCache(settings, forecast))
     return clone
 
 
@@ -77,8 +78,7 @@ class StepCache:
     last  of the last sampling
     """
 
-    def __init__(self, settings: Settings, forecast: type[Forecast] = Forecast) -> None:
-        """forecast: another one, which the bench holds against this."""
+    def __init__(self, settings: Settings, forecast: type[Forecast]) -> None:
         self.settings, self._kind = settings, forecast
         self.last: Tally | None = None
 

@@ -215,15 +215,23 @@ class Leftovers:
 def within(nbytes: int, device: torch.device, run: Callable[[], Result]) -> Result:
     """Call `run` while torch's allocator holds at most so many bytes; if that does not suffice,
     again without a limit."""
-    try:
+
+    def limited() -> Result:
         with bounded(nbytes, device):
             return run()
+
+    return or_else(limited, run, f"A VAE needs more than the {nbytes / 2**30:.1f} GiB it was to stay within")
+
+
+def or_else(first: Callable[[], Result], second: Callable[[], Result], words: str) -> Result:
+    """What `first` makes; if it runs out of memory, what `second` makes, and these words are said."""
+    try:
+        return first()
     except torch.OutOfMemoryError as error:
         reason = str(error).splitlines()[0]
-    LEDGER.say_once(
-        f"A VAE needs more than the {nbytes / 2**30:.1f} GiB it was to stay within: {reason}", logging.WARNING
-    )
-    return run()
+    # Here, after the `except`, the frames that failed are gone, and their tensors with them.
+    LEDGER.say_once(f"{words}: {reason}", logging.WARNING)
+    return second()
 
 
 class Progress:

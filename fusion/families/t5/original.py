@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 
 from ....memory import WeightFile
+from ...files.repeated_blocks import renamed
 
 OUTSIDE = {"token_embedding.": "shared.", "norm.": "encoder.final_layer_norm."}
 INSIDE = {
@@ -29,7 +30,6 @@ INSIDE = {
     "ffn.fc1.": "layer.1.DenseReluDense.wi_1.",
     "ffn.fc2.": "layer.1.DenseReluDense.wo.",
 }
-BLOCK = re.compile(r"blocks\.(\d+)\.(.*)", re.DOTALL)
 # No other known model has this half of a feed-forward under this name.
 LANDMARK = re.compile(r"blocks\.\d+\.ffn\.gate\.0\.weight")
 
@@ -40,10 +40,4 @@ def is_original(header: WeightFile) -> bool:
 
 def rename(name: str) -> str:
     """Stock's name of a tensor, or of one that goes with it, such as a scale."""
-    found = BLOCK.fullmatch(name)
-    inner = found[2] if found else name
-    for theirs, stocks in (INSIDE if found else OUTSIDE).items():
-        if inner.startswith(theirs):
-            inner = stocks + inner.removeprefix(theirs)
-            return f"encoder.block.{found[1]}.{inner}" if found else inner
-    return name
+    return renamed(name, OUTSIDE, INSIDE, "encoder.block.{}.")

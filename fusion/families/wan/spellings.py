@@ -16,10 +16,10 @@ TurboDiffusion  a Linear of patches in place of the convolution of a patch: the 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from ....memory import WeightFile
+from ...files.repeated_blocks import renamed
 from .layout import EMBEDDING, PATCH, SLA
 
 OUTSIDE = {
@@ -56,7 +56,6 @@ INSIDE = {
     **{f"attn1.{theirs}": f"self_attn.{stocks}" for theirs, stocks in ATTENTION.items()},
     **{f"attn2.{theirs}": f"cross_attn.{stocks}" for theirs, stocks in ATTENTION.items()},
 }
-BLOCK = re.compile(r"blocks\.(\d+)\.(.*)", re.DOTALL)
 LANDMARKS = ("condition_embedder.time_proj.weight", "scale_shift_table")
 
 
@@ -70,13 +69,7 @@ def is_diffusers(header: WeightFile) -> bool:
 
 def rename(name: str) -> str:
     """Stock's name of a tensor, or of one that goes with it, such as a scale."""
-    found = BLOCK.fullmatch(name)
-    inner = found[2] if found else name
-    for theirs, stocks in (INSIDE if found else OUTSIDE).items():
-        if inner.startswith(theirs):
-            inner = stocks + inner.removeprefix(theirs)
-            return f"blocks.{found[1]}.{inner}" if found else inner
-    return name
+    return renamed(name, OUTSIDE, INSIDE, "blocks.{}.")
 
 
 def reshaped(header: WeightFile, prefix: str) -> Mapping[str, tuple[int, ...]]:

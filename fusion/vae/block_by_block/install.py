@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ....kernels_cuda import LEDGER, STANDARD
 from ...base.subclassing import mix
 from ..banded.tensor import Unreadable
-from ..memory_limits import HELD, LIMIT, OTHERS, Progress, on_card, weight_bytes
+from ..memory_limits import HELD, LIMIT, OTHERS, Progress, on_card, or_else, weight_bytes
 from ..request import Request, with_workspaces
 from ..resident_patcher import HeldPatcher, hold, hold_alone
 from ..transfer import FreshPages, Outbox
@@ -50,20 +50,27 @@ class ByBlocks:
         room           bytes beside the weights that are there; by default what is free, and at least
                        what the limit leaves
         """
-        stocks, made = super().decode, None  # type: ignore[misc]
+        stocks = super().decode  # type: ignore[misc]
         if options:
             return delivered(stocks(z, **options), output_buffer)
         net: Any = self
         hold_alone(net, z.device, others_of(net), ENCODER)
         least = room_for(net) if room is None else room
+        most = least if room is not None else max(least, free_for(net, z.device))
+        limit = int(HELD * least) + moving(_chain(net)[1]) - OTHERS
+        request = Request(STANDARD, z.device, limit, on_card(z.device), on_card(z.device))
+
+        def within_limit() -> Tensor:
+            return request.served(
+                net.decoder, z.shape, 0, lambda _one: self._by_blocks(stocks, z, least, output_buffer)
+            )
+
         try:
-            if room is None and (most := free_for(net, z.device)) > least:
-                made = self._in_what_is_free(stocks, z, most, output_buffer)
-                if made is not None:
-                    return made
-            limit = int(HELD * least) + moving(_chain(net)[1]) - OTHERS
-            request = Request(STANDARD, z.device, limit, on_card(z.device), on_card(z.device), into=output_buffer)
-            return request.served(net.decoder, z.shape, 0, lambda one: self._by_blocks(stocks, z, least, one.into))
+            if most == least:
+                return within_limit()
+            torch.cuda.empty_cache()
+            freely = partial(self._by_blocks, stocks, z, most, output_buffer)
+            return or_else(freely, within_limit, "A VAE decodes again with less of the card")
         except Unreadable as error:
             LEDGER.say_once(f"A VAE decodes as ComfyUI does, with all its weights: {error}.", logging.INFO)
             hold(net, z.device)
@@ -73,18 +80,6 @@ class ByBlocks:
     def encode(self, x: Tensor, device: torch.device | None = None, **options: Any) -> Any:
         """Pixels [b, 3, ...] on any device -> latents, as stock's. device: of the computation; None: x's."""
         return super().encode(x if device is None else x.to(device), **options)  # type: ignore[misc]
-
-    def _in_what_is_free(self, stocks: Any, z: Tensor, room: int, out: Tensor | None) -> Tensor | None:
-        """One call in the room that is free; None: it was too little after all."""
-        torch.cuda.empty_cache()
-        try:
-            return self._by_blocks(stocks, z, room, out)
-        except torch.OutOfMemoryError as error:
-            reason = str(error).splitlines()[0]
-        # Here, after the `except`, the frames that failed are gone, and their tensors with them.
-        torch.cuda.empty_cache()
-        LEDGER.say_once(f"A VAE decodes again with less of the card: {reason}", logging.WARNING)
-        return None
 
     def _by_blocks(self, stocks: Any, z: Tensor, room: int, out: Tensor | None) -> Tensor:
         net: Any = self

@@ -13,6 +13,7 @@ import comfy.sample
 import comfy.sd
 import comfy.utils
 import pytest
+import tiny_wan
 import torch
 from comfy_extras.nodes_context_windows import WanContextWindowsManualNode
 from comfy_extras.nodes_easycache import EasyCacheNode
@@ -22,7 +23,6 @@ from fusestream import checkpoints, fusion
 from fusestream.fusion import report
 from fusestream.fusion.base.policy import policy_of
 from fusestream.fusion.fused.attention import HOOK, AttentionOverride
-from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
 from fusestream.fusion.patcher import call_log
 from fusestream.fusion.report.data import Report, Sparsity
 from fusestream.fusion.sparse import attention as sparse_attention
@@ -53,14 +53,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def stocks(folder: Path) -> Any:
-    return comfy.sd.load_diffusion_model(str(checkpoints.write("wan_t2v", folder)))
+    return tiny_wan.by_stock(folder)
 
 
 @pytest.fixture(scope="module")
 def streamed(folder: Path) -> Any:
-    model = load_streamed_diffusion_model(str(checkpoints.write("wan_t2v", folder)))
-    model.stream.residency.ceiling = model.stream.residency.least
-    return model
+    return tiny_wan.streamed(folder)
 
 
 def sparse(model: Any, **changed: Any) -> Any:
@@ -68,12 +66,7 @@ def sparse(model: Any, **changed: Any) -> Any:
 
 
 def sample(model: Any, guidance: float = 3.0, latent: tuple[int, ...] = LATENT, steps: int = STEPS) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(0)
-    words, others = ([[torch.randn(1, 20, checkpoints.T5_WIDTH, generator=generator), {}]] for _ in range(2))
-    empty = torch.zeros(latent)
-    noise = comfy.sample.prepare_noise(empty, 1)
-    run = ("euler", "simple", words, others, empty)
-    return comfy.sample.sample(model, noise, steps, guidance, *run, disable_pbar=True, seed=1)
+    return tiny_wan.sample(model, latent, steps, guidance)
 
 
 def override_of(model: Any) -> SparseAttention:

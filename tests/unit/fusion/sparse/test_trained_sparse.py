@@ -11,6 +11,7 @@ import comfy.sample
 import comfy.sd
 import in_halves
 import pytest
+import tiny_wan
 import torch
 import trained_sparse_oracle as oracle
 from safetensors.torch import load_file, save_file
@@ -124,13 +125,7 @@ def test_vsa_needs_a_grid() -> None:
 
 
 def sample(model: Any) -> torch.Tensor:
-    source = torch.Generator().manual_seed(0)
-    words = [[torch.randn(1, 20, checkpoints.T5_WIDTH, generator=source), {}]]
-    empty = torch.zeros(LATENT)
-    noise = comfy.sample.prepare_noise(empty, 1)
-    return comfy.sample.sample(
-        model, noise, STEPS, 1.0, "euler", "simple", words, words, empty, disable_pbar=True, seed=1
-    )
+    return tiny_wan.sample(model, LATENT, STEPS, guidance=1.0)
 
 
 def tallied(model: Any) -> Any:

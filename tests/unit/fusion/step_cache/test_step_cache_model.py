@@ -15,17 +15,18 @@ import comfy.samplers
 import comfy.sd
 import comfy.utils
 import pytest
+import tiny_wan
 import torch
 from comfy.patcher_extension import WrappersMP
 from comfy_extras.nodes_context_windows import WanContextWindowsManualNode
 from comfy_extras.nodes_custom_sampler import Guider_DualModel
 from comfy_extras.nodes_easycache import LazyCacheNode
 from scenes import distance
+from tiny_wan import prompts
 
 from fusestream import checkpoints
 from fusestream.fusion import report
 from fusestream.fusion.base.hooks import STEP_CACHE
-from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
 from fusestream.fusion.report.data import Foretold
 from fusestream.fusion.sampling import measured
 from fusestream.fusion.sampling.step_timer import pace_of
@@ -48,14 +49,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def stocks(folder: Path) -> Any:
-    return comfy.sd.load_diffusion_model(str(checkpoints.write("wan_t2v", folder)))
+    return tiny_wan.by_stock(folder)
 
 
 @pytest.fixture(scope="module")
 def streamed(folder: Path) -> Any:
-    model = load_streamed_diffusion_model(str(checkpoints.write("wan_t2v", folder)))
-    model.stream.residency.ceiling = model.stream.residency.least
-    return model
+    return tiny_wan.streamed(folder)
 
 
 def cached(model: Any, error: float = 1.0, first_steps: float = 0.2) -> Any:
@@ -68,19 +67,10 @@ def tally(model: Any) -> Tally:
     return found.last
 
 
-def prompts(**options: Any) -> tuple[Any, Any]:
-    generator = torch.Generator().manual_seed(0)
-    words, others = (torch.randn(1, 20, checkpoints.T5_WIDTH, generator=generator) for _ in range(2))
-    return [[words, dict(options)]], [[others, {}]]
-
-
 def sample(
     model: Any, guidance: float = 3.0, sampler: str = "euler", given: Any = None, latent: Any = LATENT, **how: Any
 ) -> torch.Tensor:
-    empty = torch.zeros(latent)
-    noise = comfy.sample.prepare_noise(empty, 1)
-    run = (sampler, "simple", *(given or prompts()), empty)
-    return comfy.sample.sample(model, noise, STEPS, guidance, *run, disable_pbar=True, seed=1, **how)
+    return tiny_wan.sample(model, latent, STEPS, guidance, sampler, given, **how)
 
 
 def calls_of(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -12,7 +12,7 @@ from scenes import Scene, Studio, sample
 
 from fusestream import checkpoints
 from fusestream.fusion.base.format import DRAFT, QUALITIES
-from fusestream.fusion.load import draft
+from fusestream.fusion.load import draft_quality
 from fusestream.fusion.report.gathering import gather
 from fusestream.fusion.sparse.model import sparse_of
 from fusestream.fusion.sparse.settings import Settings
@@ -46,7 +46,7 @@ def settings(model: Any) -> tuple[Any, Any]:
 
 def test_draft_is_fastest_with_less_work(name: str) -> None:
     model = loaded(name, DRAFT)
-    assert settings(model) == (draft.SPARSE, draft.STEP_CACHE)
+    assert settings(model) == (draft_quality.SPARSE, draft_quality.STEP_CACHE)
     assert gather(model).policy == gather(loaded(name, "Fastest")).policy == "kernels auto, turbo"
     for quality in (*QUALITIES, "by precision"):
         assert settings(loaded(name, quality)) == (None, None)
@@ -72,4 +72,4 @@ def test_a_checkpoints_model_is_a_draft_too(studio: Studio, monkeypatch: pytest.
     folder_paths.filename_list_cache.clear()
     with checkpoints.narrow.opened(comfy):
         parts = CheckpointLoader.execute(path.name, "auto", "precise", -1.0, DRAFT).result
-    assert settings(parts[0]) == (draft.SPARSE, draft.STEP_CACHE)
+    assert settings(parts[0]) == (draft_quality.SPARSE, draft_quality.STEP_CACHE)
