@@ -11,7 +11,7 @@ import reprlib
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO
@@ -69,12 +69,21 @@ class Extent:
         at = self.begin + first * size
         return Extent(self.name, self.dtype, (last - first, *self.shape[1:]), at, at + (last - first) * size, self.part)
 
+    def of_type(self, dtype: str) -> Extent:
+        """The same bytes as numbers of another type of their size."""
+        found = replace(self, dtype=dtype)
+        if self.is_packed or found.is_packed or self.encoding.nbytes != found.encoding.nbytes:
+            raise ValueError(f"tensor {self.name!r} of {self.dtype} has no numbers of {dtype} in its bytes")
+        return found
+
     def holds(self, other: Extent) -> bool:
-        """Whether `other` is this extent, or some rows of it."""
+        """Whether `other` is this extent, or some rows of it, or these bytes as another type."""
         if self == other:
             return True
-        mine, theirs = ((one.part, one.name, one.dtype, one.shape[1:]) for one in (self, other))
-        return mine == theirs and self.begin <= other.begin <= other.end <= self.end
+        mine, theirs = ((one.part, one.name, one.is_packed, one.shape[1:]) for one in (self, other))
+        if mine != theirs or (self.is_packed and self.dtype != other.dtype):
+            return False
+        return self.begin <= other.begin <= other.end <= self.end
 
 
 @dataclass(frozen=True)

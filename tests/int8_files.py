@@ -99,6 +99,17 @@ def in_format(weight: Tensor, kind: str, layer: str, **more: Tensor) -> dict[str
     return {f"{layer}.{name}": value.detach() for name, value in operation.state_dict().items()}
 
 
+def blocks_in_format(source: Path, folder: Path, kind: str) -> Path:
+    """The same file with the matrices of its blocks in one of stock's formats."""
+    tensors, metadata = read(source)
+    for name, tensor in list(tensors.items()):
+        if is_a_blocks(name, tensor):
+            tensors |= in_format(tensor.half(), kind, name.removesuffix(".weight"))
+    path = folder / f"{source.stem} {kind}.safetensors"
+    save(tensors, path, metadata)
+    return path
+
+
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str] | None]:
     """A file's tensors and what it says of itself."""
     with safe_open(path, "pt") as opened:

@@ -19,7 +19,7 @@ from torch import nn
 from ...memory import Extent
 from ..stream import progress
 from ..stream.blocks import operations, weights_of
-from ..weights import ggml_blocks, ggml_tensor
+from ..weights import ggml_blocks, ggml_tensor, scales
 from ..weights.meta_tensor import META, StandIn
 from ..weights.paged import Paged
 from ..weights.storage import FP8, is_quantised, storage_of, stored
@@ -157,10 +157,10 @@ def emptied(paged: Iterable[Paged]) -> tuple[Paged, ...]:
         weight: Any = one.stand_in
         bare = torch.empty_like(one.storage.as_subclass(torch.Tensor), device=META)
         if is_quantised(weight):
-            bare = storage_of(weight).holding(bare, _real_scales(weight._params))
-        empty = nn.Parameter(bare, requires_grad=False)
+            bare = storage_of(weight).holding(bare, scales.read(weight._params, one.scales))
+        empty = scales.as_parameter(bare)
         one.module._parameters[one.attribute] = empty
-        found.append(dataclasses.replace(one, stand_in=empty))
+        found.append(dataclasses.replace(one, stand_in=empty, scales=scales.without_file(one.scales)))
     return tuple(found)
 
 
@@ -180,26 +180,16 @@ def read_rest(net: nn.Module, in_file: Iterable[Paged]) -> None:
         tensor = table[name]
         found = _real(tensor)
         bar.add(stored(tensor).nbytes)
-        table[name] = nn.Parameter(found, requires_grad=False) if isinstance(tensor, nn.Parameter) else found
+        table[name] = scales.as_parameter(found) if isinstance(tensor, nn.Parameter) else found
 
 
 def _real(tensor: Any) -> torch.Tensor:
     """The tensor with its bytes."""
     if is_quantised(tensor):
-        quantised: torch.Tensor = storage_of(tensor).holding(_real(stored(tensor)), _real_scales(tensor._params))
+        quantised: torch.Tensor = storage_of(tensor).holding(_real(stored(tensor)), scales.read(tensor._params))
         return quantised
     if isinstance(tensor, StandIn):
         return tensor.read()
     # Missing in the file, and stock does without: CLIP's last projection, which starts as the
     # identity.
     return torch.eye(*tensor.shape, dtype=tensor.dtype)
-
-
-def _real_scales(params: Any) -> Any:
-    """The scales of a quantised weight, with their bytes."""
-    changed = {
-        field.name: value.read()
-        for field in dataclasses.fields(params)
-        if isinstance(value := getattr(params, field.name), StandIn)
-    }
-    return dataclasses.replace(params, **changed)

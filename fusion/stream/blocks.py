@@ -11,7 +11,8 @@ in the network that ComfyUI built:
 
 The parameters of ComfyUI's operations inside a block are paged (`weight` and `bias` of Linears,
 convolutions, norms). Parameters of no operation, such as Wan's `blocks.i.modulation`, are small and
-stay with the rest of the model; so do the scales of quantised weights.
+stay with the rest of the model; so do the scales of quantised weights that are not of groups
+(`weights/scales.py`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from ...memory import Layer, Weight
 from ..weights.channels_last import LaidOut
 from ..weights.meta_tensor import StandIn
 from ..weights.paged import Paged
+from ..weights.scales import of_groups
 from ..weights.storage import stored
 
 WORTH = 0.25  # least share of a network's bytes in its blocks, for which it streams
@@ -78,7 +80,16 @@ class Block:
                     f"{paged.key} has the shape {list(data.extent.shape)} in the file, {list(data.shape)} in the model"
                 )
             weights.append(weight)
+        for paged in self.paged:
+            for scale in paged.scales:
+                held: Any = scale.stand_in
+                weights.append(Weight(scale.name, held.extent, held.dtype))
         return Layer(self.name, tuple(weights))
+
+    def weights_in(self, layer: Layer) -> tuple[Weight, ...]:
+        """The weights of this block, or part of one, among those of a layer."""
+        own = {name for paged in self.paged for name in paged.names}
+        return tuple(weight for weight in layer.weights if weight.name in own)
 
 
 def is_operation(module: nn.Module) -> bool:
@@ -171,7 +182,14 @@ def blocks_of(root: str, named: Iterable[tuple[str, nn.Module]]) -> tuple[Block,
 
 def _block(root: str, name: str, module: nn.Module) -> Block:
     paged = [
-        Paged(_joined(inner, attribute), root + _joined(name, inner, attribute), operation, attribute, parameter)
+        Paged(
+            _joined(inner, attribute),
+            root + _joined(name, inner, attribute),
+            operation,
+            attribute,
+            parameter,
+            of_groups(_joined(inner, attribute), parameter),
+        )
         for inner, operation in operations(module)
         for attribute, parameter in weights_of(operation)
         if isinstance(stored(parameter), StandIn)
@@ -188,10 +206,10 @@ def lay_out_layers(blocks: Sequence[Block], layers: Sequence[Layer]) -> tuple[La
 
 
 def _laid_out(block: Block, layer: Layer) -> Layer:
-    weights = (
-        replace(weight, channels_last=paged.attribute == "weight" and isinstance(paged.module, LaidOut))
-        for paged, weight in zip(block.paged, layer.weights, strict=True)
-    )
+    laid_out = {
+        paged.name for paged in block.paged if paged.attribute == "weight" and isinstance(paged.module, LaidOut)
+    }
+    weights = (replace(weight, channels_last=weight.name in laid_out) for weight in layer.weights)
     return replace(layer, weights=tuple(weights))
 
 

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 from ...memory import Checkpoint, Weight
-from ..weights import ggml_blocks
+from ..weights import ggml_blocks, scales
 from ..weights.lazy_weight import Promised, promise
 from ..weights.paged import Paged
 from ..weights.patches import patched
+from ..weights.scales import as_parameter
 from ..weights.storage import is_quantised, storage_of
 from .embedding import rows_of
 from .segments import Segmentation
@@ -35,10 +36,10 @@ class FileWeights:
     def weight(self, key: str, patches: Sequence[Any] = (), device: torch.device | None = None) -> torch.Tensor:
         """One weight by its key in the model: as the model holds it, with these patches. On the CPU
         without patches, else on the device."""
-        paged, weight = self._by_key[key]
+        paged, weights = self._by_key[key]
         where = device if patches and device is not None else torch.device("cpu")
         with torch.no_grad():
-            held = self._held(paged, self.read(weight).to(where))
+            held = self._held(paged, {name: self.read(weight).to(where) for name, weight in weights.items()})
             if not patches:
                 return held.data
             with self._lock:  # ComfyUI's functions look at what the module holds
@@ -52,7 +53,8 @@ class FileWeights:
     def promised(self, key: str, keeper: Any) -> Promised:
         """The weight without patches, read when its numbers are asked for; of a quantised weight
         the numbers. keeper: kept alive as long as the promise is."""
-        paged, weight = self._by_key[key]
+        paged, weights = self._by_key[key]
+        extent = weights[paged.name].extent
 
         def read(_keeper: Any = keeper) -> torch.Tensor:
             found: Any = self.weight(key)
@@ -60,28 +62,32 @@ class FileWeights:
             return numbers
 
         def rows(ids: torch.Tensor) -> torch.Tensor:
-            return rows_of(self._source, weight.extent, ids).to(paged.stand_in.dtype)
+            return rows_of(self._source, extent, ids).to(paged.stand_in.dtype)
 
         return promise(paged.stand_in, key, read, rows if paged in self._left else None)
 
-    def _held(self, paged: Paged, data: torch.Tensor) -> torch.nn.Parameter:
-        """These bytes as a parameter that code of ComfyUI takes, scales on the same device."""
+    def _held(self, paged: Paged, brought: Mapping[str, torch.Tensor]) -> torch.nn.Parameter:
+        """These bytes, of a weight and of its scales by their names, as a parameter that code of ComfyUI
+        takes."""
         stand_in: Any = paged.stand_in
-        params = stand_in._params.to_device(data.device) if is_quantised(stand_in) else None
-        parameter = torch.nn.Parameter(storage_of(stand_in).holding(data, params), requires_grad=False)
+        data, params = brought[paged.name], None
+        if is_quantised(stand_in):
+            params = scales.joined(scales.on_device(stand_in._params, data.device), paged.scales, brought)
+        parameter = as_parameter(storage_of(stand_in).holding(data, params))
         held: torch.nn.Parameter = storage_of(parameter).for_comfyui()
         return held
 
     @cached_property
-    def _by_key(self) -> Mapping[str, tuple[Paged, Weight]]:
-        found = {
-            paged.key: (paged, weight)
-            for block, layer in zip(self._whole.blocks, self._whole.layers, strict=True)
-            for paged, weight in zip(block.paged, layer.weights, strict=True)
-        }
+    def _by_key(self) -> Mapping[str, tuple[Paged, Mapping[str, Weight]]]:
+        """The weights, and what is read of each: its numbers, and scales that are paged."""
+        found: dict[str, tuple[Paged, Mapping[str, Weight]]] = {}
+        for block, layer in zip(self._whole.blocks, self._whole.layers, strict=True):
+            weights = {weight.name: weight for weight in layer.weights}
+            found |= {one.key: (one, {name: weights[name] for name in one.names}) for one in block.paged}
         for paged in self._left:
             table: Any = paged.module
-            found[paged.key] = (paged, Weight(paged.name, table.fusestream_extent, paged.storage.dtype))
+            weight = Weight(paged.name, table.fusestream_extent, paged.storage.dtype)
+            found[paged.key] = (paged, {paged.name: weight})
         return found
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ...memory import Weights
-from ..weights import lora
+from ..weights import lora, scales
 from ..weights.paged import Paged
 from ..weights.patches import (
     Applied,
@@ -24,6 +24,7 @@ from ..weights.patches import (
     patched,
     snapshot,
 )
+from ..weights.scales import as_parameter
 from ..weights.storage import is_quantised, storage_of
 from .blocks import Block, Parameters
 from .lora_factors import (
@@ -59,7 +60,7 @@ class PatchedWeights:
         self._keys = frozenset(one.key for block in blocks for one in block.paged)
         self._patches: PatchSet = {}
         self._patched: frozenset[int] = frozenset()  # blocks that have patches
-        self._scales: dict[str, Any] = {}  # scales of quantised weights, on the device
+        self._scales: dict[str, Any] = {}  # scales of quantised weights that are not paged, on the device
         # For each block in use: modules, their weight functions before and during it.
         self._functions: dict[int, list[tuple[Any, list[Any], list[Any]]]] = {}
 
@@ -88,7 +89,7 @@ class PatchedWeights:
         return changed
 
     def forget_device(self) -> None:
-        """The model will run elsewhere."""
+        """The model left the device, or will run elsewhere."""
         self._scales = {}
 
     def along(self, i: int, route: PatchRoute) -> Any:
@@ -103,7 +104,7 @@ class PatchedWeights:
         """Block i's parameters with its patches, made of the pager's tensors. in_place: patches are
         written into these tensors, instead of into copies."""
         if weights.kept is None:
-            weights.kept = [self.parameter(one, weights[one.name], device) for one in self._blocks[i].paged]
+            weights.kept = [self.parameter(one, weights, device) for one in self._blocks[i].paged]
         raw: Parameters = weights.kept
         if i not in self._patched:
             return Made(raw)
@@ -123,7 +124,7 @@ class PatchedWeights:
                 else:
                     out = patched(paged, parameter, changes, device)
                     out = storage_of(parameter).write(out) if in_place else out
-                found.append(torch.nn.Parameter(out, requires_grad=False))
+                found.append(as_parameter(out))
         return Made(found, adds, wrote)
 
     def add_on_the_way(self, i: int, route: PatchRoute) -> None:
@@ -150,14 +151,16 @@ class PatchedWeights:
                     module.weight_function = before
             self.factors.done(i)
 
-    def parameter(self, paged: Paged, data: torch.Tensor, device: torch.device) -> torch.nn.Parameter:
-        """These bytes as the model holds them; a quantised weight with its scales."""
-        stand_in: Any = paged.stand_in
+    def parameter(self, paged: Paged, weights: Weights, device: torch.device) -> torch.nn.Parameter:
+        """One of a layer's weights as the model holds it; a quantised one with its scales."""
+        data, stand_in = weights[paged.name], paged.stand_in
         if is_quantised(stand_in):
+            held: Any = stand_in
             if paged.key not in self._scales:
-                self._scales[paged.key] = stand_in._params.to_device(device)
-            data = storage_of(stand_in).holding(data, self._scales[paged.key])
-        return torch.nn.Parameter(data, requires_grad=False)
+                self._scales[paged.key] = scales.on_device(held._params, device)
+            own = scales.joined(self._scales[paged.key], paged.scales, weights)
+            data = storage_of(stand_in).holding(data, own)
+        return as_parameter(data)
 
 
 def _is_on_the_way(changes: Any) -> bool:

@@ -339,6 +339,7 @@ class Residency:
                 if pager is not None:
                     pager.close()
                 self.segmentation.patching.factors.close()
+            self.segmentation.patching.forget_device()
 
     def unload_if_due(self) -> None:
         """A block is done: the unload that waited for it happens."""

@@ -186,7 +186,7 @@ def _parts(block: Block, layer: Layer) -> Iterator[tuple[Block, Layer]]:
     for doors, places in found:
         name = f"{block.name}.{names[id(max(doors, key=size))]}"
         part = Block(name, block.module, tuple(block.paged[i] for i in places), doors)
-        yield part, Layer(name, tuple(layer.weights[i] for i in places))
+        yield part, Layer(name, part.weights_in(layer))
 
 
 def _behind(doors: Sequence[nn.Module], block: Block) -> list[int]:
@@ -223,6 +223,5 @@ def _apart(block: Block, layer: Layer) -> Iterator[tuple[Block, Layer]]:
         return
     for name, doors, is_texts in ((block.name, block.doors, False), (f"{block.name}.text", own.modules, True)):
         places = [i for i in range(len(block.paged)) if (i in inside) is is_texts]
-        weights = tuple(layer.weights[i] for i in places)
         part = replace(block, name=name, paged=tuple(block.paged[i] for i in places), doors=tuple(doors))
-        yield part, replace(layer, name=name, weights=weights, rare=is_texts)
+        yield part, replace(layer, name=name, weights=part.weights_in(layer), rare=is_texts)

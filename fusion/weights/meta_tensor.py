@@ -7,6 +7,7 @@ these kinds:
     renamed, cast            still the same tensor of the file: it may be paged, and the pager casts
     some of its rows         a piece of the file, as q, k and v of OpenCLIP's in_proj are: may be
                              paged
+    its bytes, renamed       as another type of the same size, as scales are: may be paged
     otherwise split, joined  no longer one tensor of the file: it can be read, but not paged
     numbers                  (a deviation, a flag) read from the file at once
 
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor
 
 from ...memory import Checkpoint, Extent
+from ...memory.layer import DTYPES
 from ..base.errors import NotStreamable
 from . import ggml_blocks
 
@@ -155,6 +157,8 @@ def _made_by(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
         extent = first.extent
     if name == "__getitem__" and first is not None:
         extent = _rows_of(first, args[1])
+    if name == "view" and first is not None and out.shape == first.shape:
+        extent = _bytes_as(first, out.dtype)
 
     def make() -> Any:
         return func(*real(args), **real(kwargs))
@@ -174,6 +178,15 @@ def _rows_of(one: StandIn, index: Any) -> Extent | None:
         return None
     first, last, _ = index.indices(one.shape[0])
     return one.extent.rows(first, max(first, last))
+
+
+def _bytes_as(one: StandIn, dtype: torch.dtype) -> Extent | None:
+    """The extent of the same bytes as numbers of another type; None: they are not as stored, or files
+    have no such type."""
+    name = next((name for name, known in DTYPES.items() if known == dtype), None)
+    if name is None or one.extent is None or one.extent.is_packed or not _is_as_stored(one):
+        return None
+    return one.extent.of_type(name)
 
 
 def _is_as_stored(one: StandIn) -> bool:

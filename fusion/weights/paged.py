@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from .scales import PagedScale
 from .storage import stored
 
 
@@ -16,6 +17,7 @@ class Paged:
     name      its name within its block
     key       its name in the model's state_dict
     stand_in  held by the module while the block does not run: shape and dtype on the meta device
+    scales    of a quantised weight's groups, which live there, too
     """
 
     name: str
@@ -23,8 +25,14 @@ class Paged:
     module: nn.Module
     attribute: str
     stand_in: nn.Parameter
+    scales: tuple[PagedScale, ...] = ()
 
     @property
     def storage(self) -> Tensor:
         """The tensor whose bytes are paged: the data of a quantised weight."""
         return stored(self.stand_in)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of its own and of its scales."""
+        return self.name, *(one.name for one in self.scales)

@@ -52,6 +52,27 @@ def test_every_storage_is_stocks(folder, storage):
     assert torch.equal(latent, stocks)
 
 
+@pytest.mark.parametrize("backend", ["slots", "managed"])
+@pytest.mark.parametrize("kind", ["nvfp4", "mxfp8"])
+def test_scales_of_groups_stream_with_their_weights(folder, kind, backend):
+    """And leave the card with them."""
+    import comfy.model_management as mm
+    import int8_files
+
+    path = int8_files.blocks_in_format(checkpoints.write("wan_t2v", folder, "fp16"), folder, kind)
+    stocks = sample(stock(path))
+    mm.unload_all_models()
+    gc.collect()
+    before = torch.cuda.memory_allocated()
+    model = load(path, backend=backend)
+    assert torch.equal(sample(model), stocks)
+    scales = sum(w.nbytes for layer in model.stream.layers for w in layer.weights if "scale" in w.name)
+    assert scales > 0
+    mm.unload_all_models()
+    gc.collect()
+    assert torch.cuda.memory_allocated() - before < scales
+
+
 @pytest.mark.parametrize("kind", checkpoints.wan.SIZES)
 def test_fused_latents_are_as_near_to_fp32_as_stocks(folder, kind, isa):
     path = checkpoints.write(kind, folder, "fp32")
