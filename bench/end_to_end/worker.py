@@ -110,7 +110,7 @@ def done(run: Run, paths: dict[str, str]) -> dict[str, Any]:
             result |= run()
         except torch.OutOfMemoryError as error:
             result["error"] = "out of memory"
-            result["message"] = str(error).splitlines()[0][:200]
+            result["message"] = str(error).splitlines()[0][:600]
         result["peak GiB"] = max(card.peak for card in cards)
         result["torch's at the peak GiB"] = max(cards, key=lambda card: card.peak).allocators / 2**30
         if len(cards) > 1:
