@@ -190,6 +190,7 @@ def _described(found: Estimate) -> dict[str, Any]:
         "window": fit.window,
         "steps": found.work.steps,
         "source": None if found.source is None else found.source.name,
+        "isMost": found.is_most,
         "auto": None if found.auto is None else found.auto.name,
         "ram": None if found.ram is None else _ram(found.ram),
         **times,

@@ -91,7 +91,7 @@ def times(canvas: Canvas, found: Estimate) -> None:
         canvas.text(left + 12, y + ROW / 2 - 2, canvas.fitted(name, NAMES - 12, SMALL), SMALL, theme.ink, "lm")
         x = start + (end - start) * total / longest
         canvas.rect((start, y + 8, x, y + ROW - 12), colour)
-        told = fits or f"{took(total)}, {took(seconds)} a step"
+        told = fits or f"{words.length(total, found)}, {took(seconds)} a step"
         canvas.text(
             x + 12, y + ROW / 2 - 2, canvas.fitted(told, WIDTH - MARGIN - x - 18, SMALL), SMALL, theme.faint, "lm"
         )

@@ -28,6 +28,7 @@ from ..sampling import measured
 from ..sampling.step_timer import Sampled
 from ..sparse.model import sparse_of
 from ..sparse.settings import Settings as Sparsity
+from ..step_cache.model import step_cache_of
 from .card import card_of
 from .fit import Fit, Verdict, fit_of
 from .ram import RamFit, ram_fit
@@ -77,6 +78,8 @@ class Estimate:
     by                    the sampling that it rests on, if any
     assumed_bus           whether the rate of the bus was assumed
     ram                   what RAM holds of the workflow's files
+    is_most               whether it takes less time, because work is left out as it runs: how much
+                          less is not known before
     """
 
     title: str
@@ -93,6 +96,7 @@ class Estimate:
     gaps: tuple[str, ...] = ()
     auto: AsStored | None = None
     ram: RamFit | None = None
+    is_most: bool = False
 
     @property
     def total(self) -> float | None:
@@ -174,6 +178,7 @@ class _Case:
         self.has_int8 = not is_off and policy is not None and as_stored(model, policy) is AsStored.INT8
         self.kernels = measured.kernels_key(model)
         self._sparse = sparse_of(model.model_options.get("transformer_options", {}))
+        self._foretells = step_cache_of(model) is not None
         self.bus, self.assumed_bus = self._bus()
 
     def _bus(self) -> tuple[float | None, bool]:
@@ -194,11 +199,16 @@ class _Case:
         cost, asked = self.cost(work), self._sparse.settings
         return cost is None or not isinstance(asked, Sparsity) or cost.tokens >= asked.least_tokens
 
+    def leaves_out(self, work: Work) -> bool:
+        """Whether attentions are sparse, or steps are foretold, as it turns out while it runs."""
+        return self.is_sparse(work) or (self._foretells and work.steps > FEW_STEPS)
+
     def sums(self, work: Work, fit: Fit, who: str) -> tuple[float, Source] | None:
-        """Seconds of a step by adding up; None if there are no figures for this model or card."""
+        """Seconds of a step by adding up, with all of its work; None if there are no figures for this
+        model or card."""
         cost = self.cost(work)
         rates = None if self.card is None or cost is None else rates_of(self.card, who, cost.width)
-        if rates is None or cost is None or self.is_sparse(work):
+        if rates is None or cost is None:
             return None
         speed, passes, source = rates
         speed = speed if self.bus is None else replace(speed, bus=self.bus)
@@ -225,7 +235,8 @@ def _streamed(found: Estimate, case: _Case) -> Estimate:
     found = replace(found, kernels=measured.kernels_words(case.model), auto=resolved(case.model))
     found = replace(found, fit=fit, seconds=seconds, source=source, by=before)
     if source in (Source.PREDICTED, Source.CARD):
-        found = replace(found, by=None, assumed_bus=source is Source.PREDICTED and case.assumed_bus)
+        is_assumed = source is Source.PREDICTED and case.assumed_bus
+        found = replace(found, by=None, assumed_bus=is_assumed, is_most=case.leaves_out(work))
     return replace(found, changes=tuple(_changes(found, case, fit, who)))
 
 
@@ -245,9 +256,10 @@ def _seconds(case: _Case, work: Work, fit: Fit, before: Sampled | None) -> tuple
 def _ratio(case: _Case, work: Work, fit: Fit, who: str, then: Work, then_fit: Fit | None = None) -> float | None:
     """Seconds of a step, relative to a step of the other work at the model's own precision."""
     then_fit = then_fit or fit_of(case.model, then.shape, then.prompts)
-    here, there = case.sums(work, fit, who), case.sums(then, then_fit, case.who)
-    if here is not None and there is not None:
-        return here[0] / there[0]
+    if not (case.is_sparse(work) or case.is_sparse(then)):
+        here, there = case.sums(work, fit, who), case.sums(then, then_fit, case.who)
+        if here is not None and there is not None:
+            return here[0] / there[0]
     ours, theirs = case.operations(work), case.operations(then)
     if ours is None or theirs is None or who != case.who:
         return None

@@ -98,11 +98,19 @@ def time(found: Estimate) -> str:
             "predicted. Sample two steps or more, and this node tells it from then on."
         )
     told = (
-        f"A step takes {took(found.seconds)}, {counted(found.work.steps, 'step')} {took(found.total)}: {basis(found)}."
+        f"A step takes {length(found.seconds, found)}, {counted(found.work.steps, 'step')} {length(found.total, found)}: "
+        f"{basis(found)}."
     )
+    if found.is_most:
+        told += " Work that is left out as it runs makes it shorter. Once it has run, this node tells by how much."
     if found.assumed_bus:
         told += " Of the bus PCIe 3 with 16 lanes was assumed."
     return f"{told} {NOT_COUNTED}"
+
+
+def length(seconds: float, found: Estimate) -> str:
+    """A time of this estimate."""
+    return f"at most {took(seconds)}" if found.is_most else took(seconds)
 
 
 def basis(found: Estimate) -> str:
@@ -135,7 +143,7 @@ def change_name(change: Change) -> str:
 def change_effect(change: Change, found: Estimate) -> str:
     parts = []
     if change.seconds is not None and change.total is not None:
-        parts.append(f"{took(change.seconds)} a step, {took(change.total)} in all")
+        parts.append(f"{length(change.seconds, found)} a step, {length(change.total, found)} in all")
     if change.fit is not None and found.fit is not None and change.fit.verdict is not found.fit.verdict:
         parts.append(change.fit.verdict.value)
     if not parts and change.fit is not None:

@@ -67,9 +67,11 @@ function ramOf({ eachStep, eachPrompt }) {
     return eachPrompt ? words("ramEachPrompt", { size: inGib(eachPrompt) }) : ""
 }
 
-function timeOf({ step, all, steps, source }) {
+function timeOf({ step, all, steps, source, isMost }) {
     if (source === null) return words("timeUnknown")
-    return [words("aStep", { seconds: step }), words("inAll", { steps, time: all }), words(`source${source}`)].join(", ")
+    const most = time => (isMost ? words("atMost", { time }) : time)
+    const parts = [words("aStep", { seconds: most(step) }), words("inAll", { steps, time: most(all) })]
+    return [...parts, words(`source${source}`)].join(", ")
 }
 
 function changeOf({ what, values, all }) {

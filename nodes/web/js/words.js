@@ -54,6 +54,7 @@ const ENGLISH = {
     ramEachPrompt: "RAM: a new prompt reads {size} GiB again",
     aStep: "{seconds} a step",
     inAll: "{steps} steps {time}",
+    atMost: "at most {time}",
     timeUnknown: "Time: known once it has sampled here",
     sourceMEASURED: "measured here",
     sourceSCALED: "by a run here at another size",

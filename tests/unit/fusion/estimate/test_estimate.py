@@ -35,6 +35,10 @@ from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
 from fusestream.fusion.report.canvas import THEMES, WIDTH
 from fusestream.fusion.sampling import measured, step_timer
 from fusestream.fusion.sampling.step_timer import Reading, Sampled
+from fusestream.fusion.sparse.model import sparse
+from fusestream.fusion.sparse.settings import Settings as Sparse
+from fusestream.fusion.step_cache.model import step_cached
+from fusestream.fusion.step_cache.settings import Settings as StepCache
 
 GIB = 2**30
 TURING = Card("NVIDIA GeForce RTX 2060 SUPER", (7, 5), 34, 1.65e9, 448e9)
@@ -278,6 +282,20 @@ def test_on_a_card_that_is_predicted(streamed: Any, monkeypatch: pytest.MonkeyPa
     assert by_what["quality", ("turbo",)].seconds < found.seconds
     few = by_what["few steps", (4,)]
     assert few.work.prompts == 1 and few.total < found.total / 8
+
+
+def test_of_work_that_is_left_out_as_it_runs_the_most_is_told(streamed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draft, and either of its nodes behind the loader: with all of the work it takes as long as Fastest."""
+    monkeypatch.setattr(plan, "card_of", lambda _device: TURING)
+    video = (1, 16, 21, 60, 104)
+    whole = estimate(streamed, video, 20, 5.0)
+    draft = estimate(fusion.at_quality(streamed, "Draft"), video, 20, 5.0)
+    assert draft.seconds == whole.seconds and draft.is_most and not whole.is_most
+    assert "A step takes at most" in words.time(draft) and "left out" in words.time(draft)
+    assert draw(draft).width == WIDTH
+    assert estimate(step_cached(streamed, StepCache()), video, 20, 5.0).is_most
+    assert not estimate(step_cached(streamed, StepCache()), video, 4, 1.0).is_most, "the first steps are computed"
+    assert not estimate(sparse(streamed, Sparse()), LATENT, 20, 5.0).is_most, "so few tokens stay dense"
 
 
 def test_a_latent_of_a_picture_is_made_to_fit(streamed: Any) -> None:
