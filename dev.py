@@ -297,7 +297,10 @@ def check(bed: Bed) -> int:
     env = {"MYPYPATH": os.pathsep.join([str(packages), str(ROOT / "tests"), str(ROOT / "tools")])}
     beside = {"MYPYPATH": os.pathsep.join([str(ROOT), str(ROOT / "tools")])}
     config = f"--config-file={ROOT / 'pyproject.toml'}"
-    sources = sorted(str(path) for suffix in ("cu", "cuh") for path in (ROOT / "kernels_cuda").rglob(f"*.{suffix}"))
+    places = {"kernels_cuda": ("cu", "cuh"), "tests/stand_in_driver": ("c", "h"), "tools/bed/windows": ("c",)}
+    sources = sorted(
+        str(path) for folder, kinds in places.items() for kind in kinds for path in (ROOT / folder).rglob(f"*.{kind}")
+    )
     codes = [
         call(bed, "-m", "ruff", "check", "."),
         call(bed, "-m", "ruff", "format", "--check", "--diff", "."),

@@ -87,6 +87,7 @@ class Host:
         self._ring_taken = self._ring.size.nbytes
         if self.way == "registered":
             self._registrar = Registrar(device, spans, ram, ledger, kept)
+            self._ring.relent = self._registrar.relent
 
     @property
     def files(self) -> list[OpenFile]:

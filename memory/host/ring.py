@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -109,12 +109,17 @@ class RingSize:
 
 @dataclass(eq=False)
 class PinnedRing:
-    """`size` bytes of pinned RAM, taken when the first layer is asked for, and freed by `close`."""
+    """`size` bytes of pinned RAM, taken when the first layer is asked for, and freed by `close`; or as many
+    of them as the driver gives.
+
+    relent  gives back other locked memory, about so many bytes, where the driver gives none
+    """
 
     device: Device
     size: RingSize
     reads: Reads
     readers: int
+    relent: Callable[[int], None] = lambda _nbytes: None
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _jobs: deque[tuple[Reading, Piece]] = field(default_factory=deque)
     _free: deque[Buffer] = field(default_factory=deque)
@@ -199,11 +204,37 @@ class PinnedRing:
             thread.start()
             self._threads.append(thread)
 
-    def _make_buffer(self) -> Buffer:
-        pinned = self.device.pin(self.size.buffer_bytes)
+    def _make_buffer(self) -> None:
+        """One more, for the next piece. If no more can be pinned, those that are there have to do; if there
+        are none, others give locked memory back, and if that is not enough the next piece has failed."""
+        if self._added() is None:
+            return
+        with self._changed:
+            self._unmade = 0
+            if self._buffers:
+                return
+        self.relent(self.size.nbytes)
+        error = self._added()
+        with self._changed:
+            self._unmade = self.size.buffers - len(self._buffers)
+            if self._buffers or not self._jobs:
+                return
+            _, piece = self._jobs.popleft()
+            piece.error, piece.ready = error, True
+            self._changed.notify_all()
+
+    def _added(self) -> Exception | None:
+        """Why there is not one buffer more; None: there is."""
+        try:
+            pinned = self.device.pin(self.size.buffer_bytes)
+        except Exception as error:
+            return error
         buffer = Buffer(pinned, pinned.view)
-        self._buffers.append(buffer)
-        return buffer
+        with self._changed:
+            self._buffers.append(buffer)
+            self._free.append(buffer)
+            self._changed.notify_all()
+        return None
 
     def _give_back(self, piece: Piece, after: Event) -> None:
         assert piece.buffer is not None
@@ -220,23 +251,26 @@ class PinnedRing:
                 self._changed.wait_for(lambda: self._closing or (self._jobs and (self._free or self._unmade)))
                 if self._closing:
                     return
-                reading, piece = self._jobs.popleft()
-                buffer = self._free.popleft() if self._free else None
-                self._unmade -= buffer is None
-            try:
-                buffer = buffer or self._make_buffer()
-                if buffer.busy is not None:
-                    buffer.busy.synchronize()
-                begin = self.reads.read(piece.run, piece.offset, piece.nbytes, buffer.view)
-                piece.address = buffer.pinned.address + begin
-            except BaseException as error:
-                piece.error = error
-            with self._changed:
-                if buffer is None:
-                    self._unmade += 1
-                elif reading.cancelled or piece.error is not None:
-                    self._free.append(buffer)
-                else:
-                    piece.buffer = buffer
-                piece.ready = True
-                self._changed.notify_all()
+                # A piece is taken out only for a buffer that is there, so that none waits for one behind it.
+                job = (*self._jobs.popleft(), self._free.popleft()) if self._free else None
+                self._unmade -= job is None
+            if job is None:
+                self._make_buffer()
+            else:
+                self._fill(*job)
+
+    def _fill(self, reading: Reading, piece: Piece, buffer: Buffer) -> None:
+        try:
+            if buffer.busy is not None:
+                buffer.busy.synchronize()
+            begin = self.reads.read(piece.run, piece.offset, piece.nbytes, buffer.view)
+            piece.address = buffer.pinned.address + begin
+        except BaseException as error:
+            piece.error = error
+        with self._changed:
+            if reading.cancelled or piece.error is not None:
+                self._free.append(buffer)
+            else:
+                piece.buffer = buffer
+            piece.ready = True
+            self._changed.notify_all()

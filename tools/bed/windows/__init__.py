@@ -34,6 +34,7 @@ def run_tests(bed: Bed, comfyui: Path, env: dict[str, str], rest: Sequence[str])
         **env,
         "COMFYUI_PATH": wine.path_of(home, comfyui),
         "PYTHONPATH": wine.path_of(home, ROOT / "tools"),
+        "FUSESTREAM_STAND_IN_DLLS": wine.path_of(home, wine.build_driver(home)),
         "OMP_NUM_THREADS": str(os.cpu_count() or 1),
     }
     return wine.run(home, command, variables)

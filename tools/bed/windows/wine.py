@@ -18,6 +18,7 @@ from ..paths import ROOT
 
 COMPILER = "x86_64-w64-mingw32-gcc"
 PACKAGES = ("wine", "wine64", "gcc-mingw-w64-x86-64-win32")
+DRIVER = ROOT / "tests" / "stand_in_driver" / "driver.c"
 WORDS = "the tests on Windows' Python need Wine 8 or newer and mingw's compiler"
 # Microsoft's own, because Wine's lack functions that numpy and torch call.
 NATIVE = "ucrtbase,vcruntime140,vcruntime140_1,msvcp140,msvcp140_1,msvcp140_2,concrt140"
@@ -61,6 +62,28 @@ def make_prefix(home: Path) -> None:
 
 def _drives(home: Path) -> Path:
     return home / "prefix" / "dosdevices"
+
+
+def build_driver(home: Path) -> Path:
+    """The folder with the tests' stand-in for the driver, as Windows loads it, and one that lacks what an older
+    driver lacks."""
+    folder = home / "driver"
+    folder.mkdir(exist_ok=True)
+    for name, more in (("nvcuda", ()), ("nvcuda_older", ("-DOLDER",))):
+        # Windows' Python finds no library of the compiler's, so all is in one.
+        command = [
+            COMPILER,
+            "-O1",
+            "-std=gnu11",
+            "-shared",
+            "-static",
+            *more,
+            str(DRIVER),
+            "-o",
+            f"{folder / name}.dll",
+        ]
+        steps.run(command, "building the stand-in driver", f"Look at {DRIVER}.", environment(home))
+    return folder
 
 
 def path_of(home: Path, path: Path) -> str:
