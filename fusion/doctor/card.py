@@ -44,7 +44,8 @@ def graphics_driver() -> Iterator[str]:
         yield f"{ADVICE}nvidia-smi is not there: no NVIDIA driver is installed, or it is not on the path"
     else:
         command = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
-        said = subprocess.run(command, check=False, capture_output=True, text=True, timeout=20)
+        flags = getattr(subprocess, "CREATE_NO_WINDOW", 0)  # Windows would open a console
+        said = subprocess.run(command, check=False, capture_output=True, text=True, timeout=20, creationflags=flags)
         version = said.stdout.strip().splitlines()[0] if said.stdout.strip() else said.stderr.strip()
         yield f"NVIDIA driver {version}"
         if version.split(".")[0].isdigit() and int(version.split(".")[0]) < OLDEST_DRIVER:

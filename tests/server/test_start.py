@@ -34,7 +34,8 @@ def test_the_pack_is_imported_without_a_complaint(server: Server) -> None:
     log = server.startup_log
     assert not COMPLAINTS.search(log), log
     seconds = re.search(rf"([\d.]+) seconds: .*{PACK}", log)
-    assert seconds and float(seconds.group(1)) < 2.0, log  # 0.3 where nothing else runs
+    most = 20.0 if sys.platform == "win32" else 2.0  # 0.3 where nothing else runs; Wine reads files slowly
+    assert seconds and float(seconds.group(1)) < most, log
 
 
 # ComfyUI's main.py, with every way to a GPU watched for calls that come from the pack; what was seen is printed at the end.

@@ -36,7 +36,7 @@ class Server:
     def __init__(self, python: Path, comfyui: Path, base: Path, arguments: Sequence[str] = ()) -> None:
         self.python, self.comfyui, self.base, self.arguments = python, comfyui, base, list(arguments)
         self.log_path = base / "server.log"
-        self.port = _free_port()
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.process: subprocess.Popen[bytes] | None = None
         self.startup_log = ""
@@ -133,7 +133,7 @@ def has_nvidia_gpu() -> bool:
     return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -1,7 +1,7 @@
 """Windows' own Python under Wine: the tests on Windows' calls, on a Linux machine.
 
-`python.py` makes the bed in `.cache/windows-...`, `wine.py` runs a program of it, `under_wine.py` is pytest's plugin
-there: which tests Wine cannot run, and why.
+`python.py` makes the bed in `.cache/windows-...`, `portable.py` the portable ComfyUI of it, `wine.py` runs a program of it,
+`under_wine.py` is pytest's plugin there: which tests Wine cannot run, and why.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from .. import steps
 from ..paths import ROOT, Bed
-from . import python, wine
+from . import portable, python, wine
 from .under_wine import LEFT_OUT
 
 # What runs if no tests are named: what needs neither a GPU nor a browser, and has been seen to run there.
@@ -35,6 +35,7 @@ def run_tests(bed: Bed, comfyui: Path, env: dict[str, str], rest: Sequence[str])
         "COMFYUI_PATH": wine.path_of(home, comfyui),
         "PYTHONPATH": wine.path_of(home, ROOT / "tools"),
         "FUSESTREAM_STAND_IN_DLLS": wine.path_of(home, wine.build_driver(home)),
+        "FUSESTREAM_WINDOWS_PORTABLE": wine.path_of(home, portable.made(home, comfyui)),
         "OMP_NUM_THREADS": str(os.cpu_count() or 1),
     }
     return wine.run(home, command, variables)

@@ -5,6 +5,8 @@ What stands here is due to Wine, or to what the bed is made of. A test that does
 
 from __future__ import annotations
 
+import shutil
+import sys
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +15,8 @@ from ..paths import ROOT
 
 if TYPE_CHECKING:
     import pytest
+
+MADE_BESIDE = (".*", "__pycache__", "output")  # in the repository's folder, by others than git
 
 # file, file::test or file::test[parameters], in which * stands for anything -> why
 LEFT_OUT: dict[str, str] = {
@@ -49,6 +53,20 @@ def _fits(name: str, pattern: str) -> bool:
     test, bracket, parameters = pattern.partition("[")
     of_test, _, of_parameters = name.partition("[")
     return of_test == test and (not bracket or fnmatchcase(of_parameters, parameters.replace("[", "[[]")))
+
+
+def pytest_configure() -> None:
+    """Wine has no junctions: the pack is copied to where a server looks for it, without what is made beside it."""
+    if sys.platform == "win32":
+        import _winapi
+
+        _winapi.CreateJunction = _copied
+
+
+def _copied(target: str, link: str) -> None:
+    ignored = shutil.ignore_patterns(*MADE_BESIDE)
+    # Python would ask for CopyFile2, which Wine 8 ends the process for.
+    shutil.copytree(target, link, ignore=ignored, copy_function=lambda a, b: Path(b).write_bytes(Path(a).read_bytes()))
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
