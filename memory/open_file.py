@@ -15,7 +15,7 @@ import mmap
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +58,9 @@ class Stamp:
         return "was written to"
 
 
+Opener = Callable[[str, int], int]  # path, flags -> descriptor, as for Python's `open`
+
+
 class ReadsAt(Protocol):
     def read_at(self, target: memoryview, at: int) -> int: ...
 
@@ -82,9 +85,10 @@ class Pooled:
     """For systems without `preadv`, such as Windows: every read has a handle of its own, taken from
     a pool."""
 
-    def __init__(self, path: Path, stamp: Stamp) -> None:
+    def __init__(self, path: Path, stamp: Stamp, opener: Opener) -> None:
         self._path = path
         self._stamp = stamp
+        self._opener = opener
         self._free: list[io.FileIO] = []  # append and pop are atomic
 
     def read_at(self, target: memoryview, at: int) -> int:
@@ -99,7 +103,7 @@ class Pooled:
             self._free.append(handle)
 
     def _open(self) -> io.FileIO:
-        handle = io.FileIO(self._path, "rb", opener=shared)
+        handle = io.FileIO(self._path, "rb", opener=self._opener)
         now = Stamp.of(os.fstat(handle.fileno()))
         if now != self._stamp:  # opened by name, so it may be another file by now
             handle.close()
@@ -111,8 +115,9 @@ class Pooled:
             self._free.pop().close()
 
 
-def reader(handle: int, path: Path, stamp: Stamp) -> ReadsAt:
-    return Positioned(handle) if hasattr(os, "preadv") else Pooled(path, stamp)
+def reader(handle: int, path: Path, stamp: Stamp, opener: Opener = shared) -> ReadsAt:
+    """Reads of an open file. opener: of the kind of `handle`, if more such handles are needed."""
+    return Positioned(handle) if hasattr(os, "preadv") else Pooled(path, stamp, opener)
 
 
 REMEDY = "Press Run again: the loader then loads the file as it is now."
@@ -147,6 +152,11 @@ class OpenFile:
         except BaseException:
             self._file.close()
             raise
+
+    @property
+    def stamp(self) -> Stamp:
+        """The file as it was opened, by its handle."""
+        return self._stamp
 
     def check(self) -> None:
         """Raise `FileChanged` unless this is still the file that was opened, by its handle and by

@@ -29,13 +29,16 @@ if sys.platform == "win32":
         wintypes.HANDLE,
     ]  # fmt: skip
 
-    def shared(path: str | os.PathLike[str], _flags: int) -> int:
-        """An `opener` of mode `rb`: a descriptor of the file, for reading."""
-        handle = _create_file(os.fspath(path), _GENERIC_READ, _SHARE_ALL, None, _OPEN_EXISTING, _NORMAL, None)
+    def shared(path: str | os.PathLike[str], _flags: int, attributes: int = _NORMAL) -> int:
+        """An `opener` of mode `rb`: a descriptor of the file, for reading. attributes: CreateFileW's."""
+        handle = _create_file(os.fspath(path), _GENERIC_READ, _SHARE_ALL, None, _OPEN_EXISTING, attributes, None)
         if handle == _INVALID:
-            code = ctypes.get_last_error()
-            raise OSError(None, ctypes.FormatError(code).strip(), os.fspath(path), code)
+            raise told(ctypes.get_last_error(), path)
         return msvcrt.open_osfhandle(handle, os.O_RDONLY | os.O_BINARY | os.O_NOINHERIT)
+
+    def told(code: int, path: str | os.PathLike[str]) -> OSError:
+        """One of Windows' errors, of a call that had this file's path."""
+        return OSError(None, ctypes.FormatError(code).strip(), os.fspath(path), code)
 
 else:
 

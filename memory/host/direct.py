@@ -12,31 +12,32 @@ import threading
 from collections.abc import Sequence
 
 from ..file import told_as_bad_file
-from ..open_file import OpenFile, Stamp, changed
+from ..open_file import OpenFile, ReadsAt, Stamp, changed, reader
 from ..runs import Run
-
-BLOCK = 4096
+from .unbuffered import BLOCK, unbuffered
 
 
 class DirectReads:
-    """O_DIRECT handles of some files. Raises OSError if the file system does not support it."""
+    """Handles of some files that read past the page cache. Raises OSError if the system or the file
+    system has none, and FileChanged if one of the files is another by now."""
 
     name = "disk, past the page cache"
     padding = 2 * BLOCK
 
     def __init__(self, files: Sequence[OpenFile]) -> None:
         self._lock = threading.Lock()
-        self._handles: dict[OpenFile, tuple[int, Stamp]] = {}
+        self._opened: dict[OpenFile, tuple[int, ReadsAt]] = {}
         try:
             for file in files:
-                handle = os.open(file.path, os.O_RDONLY | getattr(os, "O_DIRECT"))  # noqa: B009 - Linux only
-                self._handles[file] = handle, Stamp.of(os.fstat(handle))
+                handle = unbuffered(file.path, os.O_RDONLY)
+                self._opened[file] = handle, reader(handle, file.path, file.stamp, unbuffered)
+                _check(file, handle)
         except BaseException:
             self.close()
             raise
 
     def read(self, run: Run, offset: int, nbytes: int, buffer: memoryview) -> int:
-        handle, stamp = self._handles[run.file]
+        handle, reads = self._opened[run.file]
         run.file.check()
         at = run.begin + offset
         begin = at // BLOCK * BLOCK
@@ -44,15 +45,24 @@ class DirectReads:
         done = 0
         while done < at + nbytes - begin:
             with buffer[done:wanted] as target, told_as_bad_file(run.file.path):
-                count = os.preadv(handle, [target], begin + done)
-                now = Stamp.of(os.fstat(handle))
-            if now != stamp or not count:
-                raise changed(run.file.path, stamp.changed_to(now) if now != stamp else f"ended at byte {begin + done}")
-            done += count // BLOCK * BLOCK if begin + done + count < stamp.size else count
+                count = reads.read_at(target, begin + done)
+            _check(run.file, handle)
+            if not count:
+                raise changed(run.file.path, f"ended at byte {begin + done}")
+            done += count // BLOCK * BLOCK if begin + done + count < run.file.stamp.size else count
         return at - begin
 
     def close(self) -> None:
         with self._lock:
-            for handle, _ in self._handles.values():
+            for handle, reads in self._opened.values():
+                reads.close()
                 os.close(handle)
-            self._handles = {}
+            self._opened = {}
+
+
+def _check(file: OpenFile, handle: int) -> None:
+    """Raise `FileChanged` unless this handle's file is the one that was opened, as it was."""
+    with told_as_bad_file(file.path):
+        now = Stamp.of(os.fstat(handle))
+    if now != file.stamp:
+        raise changed(file.path, file.stamp.changed_to(now))

@@ -34,6 +34,7 @@ from .ram import RamBudget, measure_ram
 from .registered import NotRegistered, Registrar
 from .registered_pages import Places
 from .ring import PinnedRing, PlainReads, Reading, Reads, RingSize
+from .unbuffered import SUPPORTED
 
 Way = Literal["auto", "registered", "pinned", "direct"]
 READERS = 12
@@ -163,7 +164,7 @@ def choose(device: Device, spans: Sequence[Sequence[Span]], file_bytes: int, way
     if way != "auto":
         return way, f"{way}: asked for"
     total = measure_ram().total
-    if file_bytes > total and hasattr(os, "O_DIRECT"):
+    if file_bytes > total and SUPPORTED:
         gib = 2**30
         return "direct", f"direct: the weights ({file_bytes / gib:.1f} GiB) are larger than RAM ({total / gib:.1f} GiB)"
     span = next((span for each in spans for span in each), None)
@@ -193,6 +194,6 @@ def _reads(way: Way, files: Sequence[OpenFile], ledger: Ledger) -> Reads:
     if way == "direct":
         try:
             return DirectReads(files)
-        except (OSError, AttributeError) as error:
+        except OSError as error:
             ledger.note("direct reads", f"not on this file system ({error}); through the page cache instead")
     return PlainReads()

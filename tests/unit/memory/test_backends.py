@@ -44,6 +44,7 @@ from fusestream.memory.host import registered
 from fusestream.memory.host.host import Host
 from fusestream.memory.host.kept_pages import SHARE, KeptPages
 from fusestream.memory.host.ram import Ram, RamBudget
+from fusestream.memory.host.unbuffered import SUPPORTED
 from fusestream.memory.runs import runs_of, spans_of
 
 MIB = 1 << 20
@@ -307,7 +308,7 @@ def test_the_host_is_chosen_by_trying(beds):
     other.a_pass()
 
 
-@pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="no reads past the page cache on this system")
+@pytest.mark.skipif(not SUPPORTED, reason="no reads past the page cache on this system")
 def test_a_file_larger_than_ram_is_read_past_the_page_cache(beds, monkeypatch):
     from fusestream.memory.host import host, ram
 
@@ -737,7 +738,7 @@ def test_the_way_to_read_has_a_reason(beds, monkeypatch):
     choose = host_module.choose
     assert choose(bed.device, spans, 1 << 40, "pinned") == ("pinned", "pinned: asked for")
     words = "direct: the weights (30.0 GiB) are larger than RAM (16.0 GiB)"
-    if hasattr(os, "O_DIRECT"):
+    if SUPPORTED:
         assert choose(bed.device, spans, 30 << 30, "auto") == ("direct", words)
     assert choose(bed.device, spans, 16 << 30, "auto")[0] == "registered", "it fits, just"
     assert choose(bed.device, [(), ()], 0, "auto") == ("pinned", "pinned: there are no bytes to read")

@@ -24,16 +24,6 @@ on_posix = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(params=["preadv", "handles"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both ways to read at a position: the system's, and the one for systems that lack it."""
-    if request.param == "handles":
-        monkeypatch.delattr(os, "preadv", raising=False)
-    elif not hasattr(os, "preadv"):
-        pytest.skip("no preadv here")
-    return str(request.param)
-
-
 def weights(seed: int, prefix: str = "") -> dict[str, torch.Tensor]:
     draw = torch.Generator().manual_seed(seed)
     return {

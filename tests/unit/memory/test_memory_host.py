@@ -32,7 +32,6 @@ from fusestream.memory import (
 from fusestream.memory import opening as opening_module
 from fusestream.memory.host import ram as ram_module
 from fusestream.memory.host.direct import BLOCK, DirectReads
-from fusestream.memory.host.page_cache import read_in
 from fusestream.memory.host.ram import (
     GIB,
     Ram,
@@ -47,13 +46,14 @@ from fusestream.memory.host.ring import (
     PlainReads,
     RingSize,
 )
+from fusestream.memory.host.unbuffered import SUPPORTED
 from fusestream.memory.opening import choose_backend, why_not_managed
-from fusestream.memory.runs import MERGED_GAP, Run, address_of, runs_of, spans_of
+from fusestream.memory.runs import MERGED_GAP, Run, runs_of, spans_of
 from fusestream.memory.timeline import Timeline
 
 MIB = 1 << 20
 
-past_the_cache = pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="no reads past the page cache on this system")
+past_the_cache = pytest.mark.skipif(not SUPPORTED, reason="no reads past the page cache on this system")
 
 
 @pytest.fixture
@@ -202,21 +202,6 @@ def test_spans_are_whole_pages_and_hold_their_runs(source):
     assert [span.begin for span in far] == [0, 2 * MERGED_GAP]
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows cuts no file that is mapped")
-def test_pages_are_read_in_without_being_touched(source):
-    span = spans_of(runs_of(layer_of(source, "big"), source.home))[0]
-    mapped = span.file.map_pages(span.begin, span.end)
-    assert read_in(address_of(mapped), span.nbytes) or not hasattr(os, "posix_fadvise")
-    path = source.files[0].path
-    beyond = mmap.mmap(-1, mmap.PAGESIZE)
-    del beyond
-    with path.open("r+b") as file:
-        file.truncate(100)
-    assert not read_in(address_of(mapped), span.nbytes), "no signal, no crash"
-    with pytest.raises(Exception, match=r"had .* bytes and now has 100"):
-        span.file.map_pages(span.begin, span.end)
-
-
 # ------------------------------------------------------------------------------------------------------------- ring
 
 
@@ -298,23 +283,6 @@ def test_a_ring_ends_while_somebody_waits_for_it(source, device):
         for _ in ring.take(reading):
             pass
     closing.join()
-
-
-@past_the_cache
-def test_direct_reads_see_a_changed_file(source):
-    run = runs_of(layer_of(source, "big"), source.home)[0]
-    reads = DirectReads([run.file])
-    room = mmap.mmap(-1, run.nbytes // BLOCK * BLOCK + 3 * BLOCK)
-    begin = reads.read(run, 5, run.nbytes - 5, memoryview(room))
-    with run.file.path.open("rb") as file:
-        file.seek(run.begin + 5)
-        assert room[begin : begin + run.nbytes - 5] == file.read(run.nbytes - 5)
-    run.file.path.write_bytes(bytes(run.file.path.stat().st_size - 1))
-    with pytest.raises(Exception, match=r"in use\. Press Run again"):
-        reads.read(run, 0, 4096, memoryview(room))
-    reads.close()
-    with pytest.raises((OSError, AttributeError)):
-        DirectReads([type("Gone", (), {"path": run.file.path.with_name("gone")})()])
 
 
 # ---------------------------------------------------------------------------------------------------------- choices
@@ -473,7 +441,7 @@ def test_a_rings_memory_is_pinned_when_it_is_needed_and_nobodys_after(source, de
 
 def test_a_layer_is_cut_into_pieces_as_large_as_a_buffer(source, device):
     run = runs_of(layer_of(source, "big"), source.home)[0]
-    direct = [(DirectReads([run.file]), 2 * BLOCK)] if hasattr(os, "O_DIRECT") else []
+    direct = [(DirectReads([run.file]), 2 * BLOCK)] if SUPPORTED else []
     for reads, room in ((PlainReads(), 0), *direct):
         ring = PinnedRing(device, RingSize(2, LEAST_BUFFER_BYTES), reads, 1)
         assert ring.piece_bytes == LEAST_BUFFER_BYTES - room
