@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import mmap
 import os
 import tempfile
 import threading
@@ -17,13 +18,18 @@ import torch
 
 from ...memory import Checkpoint, DeviceBudget, Layer, Ledger, RamBudget, Weight, bounds, open_pager
 from ...memory.device import CudaDevice
+from ...memory.host.unbuffered import SUPPORTED, unbuffered
+from ...memory.open_file import Stamp, reader
 from ...memory.rates import unremembered
+from ...memory.shared_open import shared
 from .findings import ADVICE
 
 MIB = 2**20
 LAYERS, LAYER_BYTES = 4, 32 * MIB
 DISK_BYTES, PIECE, READERS = 256 * MIB, 8 * MIB, 4
 SLOW_DISK = 1e9
+# Whether the system can be asked to forget what it has read. If not, such as Windows, reads go past its cache.
+CAN_FORGET = hasattr(os, "posix_fadvise")
 
 
 def pager() -> Iterator[str]:
@@ -86,8 +92,8 @@ def _same(use: contextlib.AbstractContextManager[object], source: Checkpoint, la
 
 def disk(model: Path | None) -> Iterator[str]:
     """The rate of cold reads from a model file's disk, else from the temporary folder's."""
-    if not hasattr(os, "posix_fadvise"):
-        yield "not measured: this system cannot be asked to forget what it has read"
+    if not CAN_FORGET and not SUPPORTED:
+        yield "not measured: this system neither forgets what it has read nor reads past its cache"
         return
     if model is not None:
         yield from _disk_rate(model, "the disk of the model files")
@@ -100,16 +106,20 @@ def disk(model: Path | None) -> Iterator[str]:
 
 def _disk_rate(path: Path, what: str) -> Iterator[str]:
     size = min(DISK_BYTES, path.stat().st_size)
-    handle = os.open(path, os.O_RDONLY)
+    opener = shared if CAN_FORGET else unbuffered
+    handle = opener(path, os.O_RDONLY)
+    reads = reader(handle, path, Stamp.of(os.fstat(handle)), opener)
     try:
-        os.posix_fadvise(handle, 0, size, os.POSIX_FADV_DONTNEED)
+        if CAN_FORGET:
+            os.posix_fadvise(handle, 0, size, os.POSIX_FADV_DONTNEED)
         places = itertools.count()
         failed: list[OSError] = []
 
         def read() -> None:
             try:
-                while (at := next(places) * PIECE) < size:
-                    os.pread(handle, min(PIECE, size - at), at)
+                with mmap.mmap(-1, PIECE) as room, memoryview(room) as target:
+                    while (at := next(places) * PIECE) < size:
+                        reads.read_at(target, at)
             except OSError as error:
                 failed.append(error)
 
@@ -121,6 +131,7 @@ def _disk_rate(path: Path, what: str) -> Iterator[str]:
             thread.join()
         rate = size / (time.perf_counter() - start)
     finally:
+        reads.close()
         os.close(handle)
     if failed:
         raise failed[0]

@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
 def found_comfyui(given: Path | None) -> tuple[Path | None, list[Path]]:
     """The ComfyUI folder, given or the one that this pack is installed in, and its folders of
     custom nodes."""
-    above = Path(__file__).resolve().parents[3]
+    above = Path(__file__).resolve().parents[2].parent  # of a drive's root, the root itself
     folder = given or (above.parent if above.name == "custom_nodes" else None)
     return folder, [] if folder is None else [folder / "custom_nodes"]
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fusestream.fusion import doctor
-from fusestream.fusion.doctor import bus, card, comfyui, families, findings, machine, model_file
+from fusestream.fusion.doctor import bus, card, cli, comfyui, families, findings, machine, model_file
 from fusestream.memory import rates
 from fusestream.nodes.doctor import Doctor, largest_model
 
@@ -158,9 +158,16 @@ def test_rates_of_the_doctors_file_are_forgotten() -> None:
         rates._known.clear()
 
 
-def test_the_disk_is_measured_by_a_model_where_there_is_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("forgets", [True, False])
+def test_the_disk_is_measured_by_a_model_where_there_is_one(
+    tmp_path: Path, forgets: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A system that cannot be asked to forget what it has read reads past its cache."""
+    if forgets and not bus.CAN_FORGET:
+        pytest.skip("this system cannot be asked to forget what it has read")
+    monkeypatch.setattr(bus, "CAN_FORGET", forgets)
     model = tmp_path / "model.safetensors"
-    model.write_bytes(os.urandom(1 << 20))
+    model.write_bytes(os.urandom((1 << 20) + 1))
     assert "disk of the model files" in next(iter(bus.disk(model)))
     assert "temporary folder" in next(iter(bus.disk(None)))
     assert "FileNotFoundError" in findings.ask("Disk", lambda: bus.disk(tmp_path / "gone")).lines[0]
@@ -217,6 +224,12 @@ def test_the_command_line_needs_no_comfyui() -> None:
     done = subprocess.run(command, check=False, capture_output=True, text=True, env=env, cwd="/")
     assert done.returncode == 0, done.stderr
     assert "no ComfyUI here" in done.stdout and "Pager" not in done.stdout
+
+
+def test_a_pack_may_lie_at_the_top_of_a_drive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder, found in ((Path(tmp_path.anchor), None), (tmp_path / "custom_nodes" / "pack", tmp_path)):
+        monkeypatch.setattr(cli, "__file__", str(folder / "fusion" / "doctor" / "cli.py"))
+        assert cli.found_comfyui(None) == (found, [found / "custom_nodes"] if found else [])
 
 
 def test_the_types_of_a_model_file_are_told(tmp_path: Path) -> None:
