@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import io
 import mmap
 import os
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from files_in_use import is_open
 from plain_device import PlainDevice
 from safetensors.torch import save_file
 
@@ -186,30 +186,6 @@ def test_closing_leaves_no_handle_past_the_cache(tmp_path: Path, way: str) -> No
     reads.close()
     assert not is_open(path)
     other.replace(path)
-
-
-def is_open(path: Path) -> bool:
-    """Whether this process has the file open."""
-    if sys.platform != "win32":
-        return any(handle.exists() and handle.samefile(path) for handle in Path("/proc/self/fd").iterdir())
-    try:
-        io.FileIO(path, "rb", opener=alone).close()
-    except PermissionError:
-        return True
-    return False
-
-
-def alone(path: str, _flags: int) -> int:
-    """An `opener` on Windows that lets nobody else have the file."""
-    import msvcrt
-
-    create = ctypes.WinDLL("kernel32").CreateFileW
-    word, pointer = ctypes.c_ulong, ctypes.c_void_p
-    create.argtypes, create.restype = [ctypes.c_wchar_p, word, word, pointer, word, word, pointer], pointer
-    handle = create(str(path), 0x80000000, 0, None, 3, 0x80, None)
-    if handle == ctypes.c_void_p(-1).value:
-        raise PermissionError(path)
-    return msvcrt.open_osfhandle(handle, os.O_RDONLY)
 
 
 @past_the_cache

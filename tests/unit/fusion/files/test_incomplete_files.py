@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 from collections.abc import Callable, Mapping
@@ -32,6 +33,7 @@ from fusestream.memory import Extent, WeightFile, read_header
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread", "small_ones_too")
 
+_numbers = itertools.count()
 Tensors = dict[str, torch.Tensor]
 Change = Callable[[Tensors], None]
 ROLES = {"diffusion_models": Role.DIFFUSION, "text_encoders": Role.TEXT, "vae": Role.VAE}
@@ -66,7 +68,7 @@ def written(
     source = checkpoints.write(kind, folder, storage)
     tensors = load_file(source)
     change(tensors)
-    path = folder / f"{kind}-changed.safetensors"
+    path = folder / f"{kind}-changed-{next(_numbers)}.safetensors"  # the last one may still be mapped
     save_file(tensors, path, metadata=dict(read_header(source).metadata) | dict(metadata or {}))
     return str(path)
 

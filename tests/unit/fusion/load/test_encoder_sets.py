@@ -15,8 +15,9 @@ import comfy.utils
 import pytest
 import torch
 from comfy_extras import nodes_model_merging
+from files_in_use import tensors_of, write_over
 from packed_files import packed_file, unpacked
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 
 import nodes
 from fusestream import checkpoints, fusion
@@ -126,14 +127,14 @@ def cut(path: Path) -> None:
 
 def without(*names: str) -> Callable[[Path], None]:
     def change(path: Path) -> None:
-        save_file({name: tensor for name, tensor in load_file(path).items() if name not in names}, path)
+        save_file({name: tensor for name, tensor in tensors_of(path).items() if name not in names}, path)
 
     return change
 
 
 def narrower(name: str) -> Callable[[Path], None]:
     def change(path: Path) -> None:
-        tensors = load_file(path)
+        tensors = tensors_of(path)
         save_file({**tensors, name: tensors[name][:-1].contiguous()}, path)
 
     return change
@@ -370,8 +371,7 @@ def test_a_file_that_changes_is_told_by_its_name(folder: Path, tmp_path: Path, a
     wanted = encode(clip)
     os.utime(paths[at])
     assert same(encode(clip), wanted), "it is the same to the byte"
-    tensors = {name: tensor + 1 for name, tensor in load_file(paths[at]).items()}
-    save_file(tensors, paths[at])
+    write_over(paths[at], save({name: tensor + 1 for name, tensor in tensors_of(paths[at]).items()}))
     with pytest.raises(FileChanged, match=paths[at].name):
         encode(clip)
 

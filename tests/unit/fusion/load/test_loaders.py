@@ -14,6 +14,7 @@ import comfy.sd
 import comfy.utils
 import pytest
 import torch
+from files_in_use import kept_from_others
 from safetensors.torch import load_file, save_file
 
 from fusestream import checkpoints, fusion
@@ -191,6 +192,5 @@ def test_an_unreadable_file_is_named(folder: Path, tmp_path: Path) -> None:
         pytest.skip("root reads everything")
     path = tmp_path / "locked.safetensors"
     path.write_bytes(checkpoints.write("wan_vae", folder).read_bytes())
-    path.chmod(0)
-    with pytest.raises(BadFile, match="cannot be read"):
+    with kept_from_others(path), pytest.raises(BadFile, match="cannot be read"):
         fusion.load_vae(str(path))
