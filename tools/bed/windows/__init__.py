@@ -16,7 +16,12 @@ from . import portable, python, wine
 from .under_wine import LEFT_OUT
 
 # What runs if no tests are named: what needs neither a GPU nor a browser, and has been seen to run there.
-USUAL = ("tests/unit/memory", "tests/unit/checkpoints", "tests/unit/gpu", "tests/unit/kernels_cuda")
+# Of fusion, what takes a minute or two.
+_OF_FUSION = ("files", "base", "estimate", "doctor", "identify", "weights")
+USUAL = (
+    *(f"tests/unit/{folder}" for folder in ("memory", "checkpoints", "gpu", "kernels_cuda")),
+    *(f"tests/unit/fusion/{folder}" for folder in _OF_FUSION),
+)
 LONGEST_TEST = 300  # seconds, after which pytest tells where each thread is, and ends
 
 

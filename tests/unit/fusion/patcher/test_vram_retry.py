@@ -41,6 +41,16 @@ LEFT = (reckonings.RESERVE + reckonings.TRYING) / GIB
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs")
 
 
+WINDOWS_RESERVE = 600 / 1024  # GiB that ComfyUI leaves alone there
+
+
+@pytest.fixture(autouse=True)
+def reserve_that_yields(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Linux, where the driver says that VRAM is out. What Windows does is asked for by name."""
+    monkeypatch.setattr(comfy.model_management, "WINDOWS", False)
+    monkeypatch.setattr(comfy.model_management, "EXTRA_RESERVED_VRAM", 400 << 20)
+
+
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(checkpoints.write("wan_t2v", tmp_path_factory.mktemp("wan"), "fp32"))
@@ -287,6 +297,15 @@ def test_what_libraries_have_loaded_meanwhile_parts_no_prompts(free: float, othe
     whole blocks any more, and each of them brought the weights. Blocks in parts yield 0.8 GiB; what kernels take that are tried
     is needed no more once none are."""
     assert Divided(WAN_14B, SHORT, free, others=others * GIB, settled=settled).is_batch
+
+
+def test_windows_needs_what_comfyui_reserves_there_in_addition(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It never yields, because the driver would take RAM for VRAM: 14B begins at 2.6 GiB instead of 2.0."""
+    monkeypatch.setattr(comfy.model_management, "WINDOWS", True)
+    monkeypatch.setattr(comfy.model_management, "EXTRA_RESERVED_VRAM", WINDOWS_RESERVE * GIB)
+    assert not Divided(WAN_14B, SHORT, 2.0).fits
+    found = Divided(WAN_14B, SHORT, 2.0 + WINDOWS_RESERVE)
+    assert found.is_batch and found.fits and found.left >= WINDOWS_RESERVE * GIB
 
 
 def test_what_was_asked_to_be_reserved_never_yields(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ what was refused and why. Numbers that are measured stand there as "measured". A
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,8 @@ def told(kind: str, storage: str, budget: float, folder: Path) -> Any:
     path = checkpoints.write(kind, folder, storage)
     model = fusion.load_diffusion_model(str(path), KernelPolicy(), budget)
     sample(model, inputs(kind))
-    return masked(json.loads(report.as_json(report.gather(model)).replace(str(folder), "folder")))
+    prefix = json.dumps(f"{folder}{os.sep}")[1:-1]  # as it stands in JSON, where \ is written twice
+    return masked(json.loads(report.as_json(report.gather(model)).replace(prefix, "folder/")))
 
 
 def masked(value: Any, name: str = "") -> Any:
