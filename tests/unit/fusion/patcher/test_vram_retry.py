@@ -300,7 +300,7 @@ def test_what_libraries_have_loaded_meanwhile_parts_no_prompts(free: float, othe
 
 
 def test_windows_needs_what_comfyui_reserves_there_in_addition(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It never yields, because the driver would take RAM for VRAM: 14B begins at 2.6 GiB instead of 2.0."""
+    """It never yields, because the driver would take RAM for VRAM: 14B takes 2.6 GiB instead of 2.0."""
     monkeypatch.setattr(comfy.model_management, "WINDOWS", True)
     monkeypatch.setattr(comfy.model_management, "EXTRA_RESERVED_VRAM", WINDOWS_RESERVE * GIB)
     assert not Divided(WAN_14B, SHORT, 2.0).fits
