@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from ...memory import Checkpoint, DeviceBudget, Layer, Ledger, RamBudget, Weight, bounds, open_pager
+from ...memory import BadFile, Checkpoint, DeviceBudget, Layer, Ledger, RamBudget, Weight, bounds, open_pager
 from ...memory.device import CudaDevice
 from ...memory.host.unbuffered import SUPPORTED, unbuffered
 from ...memory.open_file import Stamp, reader
@@ -113,14 +113,14 @@ def _disk_rate(path: Path, what: str) -> Iterator[str]:
         if CAN_FORGET:
             os.posix_fadvise(handle, 0, size, os.POSIX_FADV_DONTNEED)
         places = itertools.count()
-        failed: list[OSError] = []
+        failed: list[OSError | BadFile] = []
 
         def read() -> None:
             try:
                 with mmap.mmap(-1, PIECE) as room, memoryview(room) as target:
                     while (at := next(places) * PIECE) < size:
                         reads.read_at(target, at)
-            except OSError as error:
+            except (OSError, BadFile) as error:
                 failed.append(error)
 
         start = time.perf_counter()

@@ -1,5 +1,5 @@
-"""Opens a file for reads past the system's page cache: `O_DIRECT` on Linux, `FILE_FLAG_NO_BUFFERING` on
-Windows.
+"""Opens a file for reads past the system's page cache: `O_DIRECT` on Linux,
+`FILE_FLAG_NO_BUFFERING` on Windows.
 
 Such a handle reads whole blocks, from places that are whole blocks, into memory that begins at a
 whole page. At the file's end it gives what there is. Others may rename or delete the file meanwhile,
