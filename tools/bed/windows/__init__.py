@@ -19,7 +19,7 @@ from .under_wine import LEFT_OUT
 # Of fusion, what takes a minute or two.
 _OF_FUSION = ("files", "base", "estimate", "doctor", "identify", "weights")
 USUAL = (
-    *(f"tests/unit/{folder}" for folder in ("memory", "checkpoints", "gpu", "kernels_cuda")),
+    *(f"tests/unit/{folder}" for folder in ("memory", "checkpoints", "gpu", "kernels_cuda", "nodes")),
     *(f"tests/unit/fusion/{folder}" for folder in _OF_FUSION),
 )
 LONGEST_TEST = 300  # seconds, after which pytest tells where each thread is, and ends
