@@ -67,7 +67,8 @@ class SparseAttentionNode(Node):
         )
         left_out: float = widget(
             "With bounded: how much of what each part looks at may be seen as averages alone, as the averages "
-            "themselves tell it. It visits the best blocks until no more is left. Less is nearer to dense, which 0 is.",
+            "themselves tell it. It visits the best blocks until no more is left. Less is nearer to dense, which 0 is: "
+            f"{gains.BOUNDED_ERRORS}.",
             default=Settings.left_out,
             between=(0.0, 1.0, 0.01),
         )

@@ -409,17 +409,23 @@ def test_the_sparse_node_quotes_what_was_measured() -> None:
     if not measured:
         pytest.skip("bench/results has no figures of `dev.py bench models fidelity --model` yet")
     rows = {row["name"] for row in measured[0]}
-    named = [one.name for one in LONG if one.sparse and one.computing.precision == "precise" and one.name in rows]
-
-    page = (ROOT / "nodes" / "web" / "docs" / "FuseStreamSparseAttention.md").read_text(encoding="utf-8")
+    precise = [one for one in LONG if one.sparse and one.computing.precision == "precise" and one.name in rows]
+    bounded = [one.name for one in precise if one.sparse.method == "bounded"]
+    others = [one.name for one in precise if one.name not in bounded]
+    pages = ROOT / "nodes" / "web" / "docs"
     from fusestream.nodes import gains
 
-    texts = {"en": gains.SPARSE_ERRORS, "page": page}
+    told = {"share": untold(gains.SPARSE_ERRORS, measured[0], others)}
+    told["left_out"] = untold(gains.BOUNDED_ERRORS, measured[0], bounded)
+    for path in (pages / "FuseStreamSparseAttention.md", *(pages / "FuseStreamSparseAttention").glob("*.md")):
+        told[path.name] = untold(path.read_text(encoding="utf-8"), measured[0], others + bounded)
     for language in ("ja", "zh"):
         defs = json.loads((ROOT / "locales" / language / "nodeDefs.json").read_text(encoding="utf-8"))
-        texts[language] = defs["FuseStreamSparseAttention"]["inputs"]["share"]["tooltip"]
-    told = {where: untold(text, measured[0], named) for where, text in texts.items()}
-    assert len(named) >= 3 and not any(told.values()), f"write the figures of bench/results into {told}"
+        inputs = defs["FuseStreamSparseAttention"]["inputs"]
+        told[f"{language} share"] = untold(inputs["share"]["tooltip"], measured[0], others)
+        told[f"{language} left_out"] = untold(inputs["left_out"]["tooltip"], measured[0], bounded)
+    assert len(others) >= 3 and len(bounded) >= 3
+    assert not any(told.values()), f"write the figures of bench/results into {told}"
 
 
 def test_a_tooltip_with_another_figure_is_noticed() -> None:

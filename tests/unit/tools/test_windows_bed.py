@@ -12,9 +12,9 @@ from pathlib import Path, PureWindowsPath
 
 import pytest
 
-from bed import debian, steps
+from bed import debian, steps, windows
 from bed.paths import ROOT, Bed
-from bed.windows import USUAL, python, run_tests, under_wine, wine
+from bed.windows import USUAL, portable, python, run_tests, under_wine, wine
 
 on_posix = pytest.mark.skipif(os.name == "nt", reason="Wine runs on other systems")
 
@@ -100,13 +100,32 @@ def test_the_usual_tests_run_where_none_are_named(
 ) -> None:
     ran: list[tuple[list[str], dict[str, str]]] = []
     monkeypatch.setattr(python, "made", lambda bed, comfyui: tmp_path)
+    monkeypatch.setattr(windows, "made_beside", lambda home, comfyui: {"FOUND_BY": home / "folder"})
     monkeypatch.setattr(wine, "path_of", lambda home, path: f"w:{path.name}")
     monkeypatch.setattr(wine, "run", lambda home, words, variables: ran.append((words, variables)) or 3)
     assert run_tests(Bed(), Path("ComfyUI"), {"COMFYUI_PATH": "/here", "MORE": "1"}, rest) == 3
     [(words, variables)] = ran
     assert tuple(word for word in words if word.startswith("tests/")) == named
     assert {word for word in rest if word.startswith("-")} <= set(words)
-    assert (variables["COMFYUI_PATH"], variables["MORE"]) == ("w:ComfyUI", "1")
+    assert (variables["COMFYUI_PATH"], variables["MORE"], variables["FOUND_BY"]) == ("w:ComfyUI", "1", "w:folder")
+
+
+@on_posix
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="what git leaves out of the zip is not known here")
+def test_the_portable_is_as_its_users_have_it(tmp_path: Path) -> None:
+    home, comfyui = tmp_path / "bed", tmp_path / "ComfyUI-there"
+    for file in (home / "python" / "python.exe", comfyui / "main.py", comfyui / "custom_nodes" / "FuseStream" / "x.py"):
+        file.parent.mkdir(parents=True)
+        file.write_text(file.name)
+    for _ in range(2):
+        folder = portable.made(home, comfyui)
+    assert (folder / "python_embeded" / "python.exe").samefile(home / "python" / "python.exe"), "it takes no room"
+    assert (folder / "ComfyUI" / "main.py").read_text() == "main.py"
+    assert not (folder / "ComfyUI" / "custom_nodes" / "FuseStream").exists(), "a developer's, beside the unpacked one"
+    with zipfile.ZipFile(folder / portable.PACK) as packed:
+        names = packed.namelist()
+    assert {"FuseStream-main/__init__.py", "FuseStream-main/nodes/loaders.py"} <= set(names)
+    assert not [name for name in names if "/.cache/" in name or "/.venv/" in name]
 
 
 @on_posix

@@ -39,8 +39,15 @@ def run_tests(bed: Bed, comfyui: Path, env: dict[str, str], rest: Sequence[str])
         **env,
         "COMFYUI_PATH": wine.path_of(home, comfyui),
         "PYTHONPATH": wine.path_of(home, ROOT / "tools"),
-        "FUSESTREAM_STAND_IN_DLLS": wine.path_of(home, wine.build_driver(home)),
-        "FUSESTREAM_WINDOWS_PORTABLE": wine.path_of(home, portable.made(home, comfyui)),
         "OMP_NUM_THREADS": str(os.cpu_count() or 1),
+        **{name: wine.path_of(home, folder) for name, folder in made_beside(home, comfyui).items()},
     }
     return wine.run(home, command, variables)
+
+
+def made_beside(home: Path, comfyui: Path) -> dict[str, Path]:
+    """What tests find by a variable of theirs, made anew."""
+    return {
+        "FUSESTREAM_STAND_IN_DLLS": wine.build_driver(home),
+        "FUSESTREAM_WINDOWS_PORTABLE": portable.made(home, comfyui),
+    }
