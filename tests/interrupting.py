@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import _thread
+import signal
 import threading
 import time
 
 
 class Interrupt:
-    """`soon()` returns at once; after `delay` seconds the main thread gets a KeyboardInterrupt."""
+    """`soon()` returns at once; after `delay` seconds the main thread gets a KeyboardInterrupt. Also where a shell started the
+    tests in the background, and Ctrl-C is ignored."""
 
     def __init__(self, delay: float) -> None:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         self._asked = False
         self._thread = threading.Thread(target=self._wait, args=(delay,), daemon=True)
         self._thread.start()
