@@ -1,4 +1,4 @@
-/* A stand-in for NVIDIA's driver, over plain memory: nvcuda.dll on Windows, libcuda.so elsewhere. For tests, never
+/* A stand-in for NVIDIA's driver, over plain memory: a DLL for Windows, a shared library elsewhere. For tests, never
    shipped.
 
    It has the calls that FuseStream makes, and those of streams and events that torch makes beside them, with the

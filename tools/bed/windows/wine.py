@@ -69,7 +69,7 @@ def build_driver(home: Path) -> Path:
     driver lacks."""
     folder = home / "driver"
     folder.mkdir(exist_ok=True)
-    for name, more in (("nvcuda", ()), ("nvcuda_older", ("-DOLDER",))):
+    for name, more in (("driver", ()), ("older_driver", ("-DOLDER",))):
         # Windows' Python finds no library of the compiler's, so all is in one.
         command = [
             COMPILER,
