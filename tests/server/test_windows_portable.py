@@ -8,9 +8,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import time
-import urllib.error
-import urllib.request
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,12 +17,11 @@ import pytest
 from bed import tiny, toybox
 from bed.client import Client
 from bed.outcome import done, frames_of
-from bed.server import free_port
+from bed.server import Server
 from fusestream.checkpoints import toys
 
 PORTABLE = "FUSESTREAM_WINDOWS_PORTABLE"
 pytestmark = pytest.mark.skipif(PORTABLE not in os.environ, reason=f"{PORTABLE} names no portable ComfyUI")
-LONGEST = 300  # seconds of a start: importing torch takes up to a minute under Wine
 
 
 @pytest.fixture(scope="module")
@@ -42,39 +38,31 @@ def portable() -> Path:
     return folder
 
 
-def python(portable: Path) -> Path:
-    return portable / "python_embeded" / "python.exe"
-
-
 def outside() -> dict[str, str]:
     """The user's environment: no path of the tests."""
     return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "COMFYUI_PATH")}
 
 
+class Portable(Server):
+    """Started as its file does, with what nobody sees in a browser."""
+
+    def prepare(self) -> None: ...
+
+    def command(self) -> list[str]:
+        return [
+            str(self.python), "-s", r"ComfyUI\main.py", "--cpu", "--windows-standalone-build", "--disable-auto-launch",
+            "--port", str(self.port),
+        ]  # fmt: skip
+
+    def environment(self) -> dict[str, str]:
+        return outside()
+
+
 @pytest.fixture(scope="module")
 def client(portable: Path) -> Iterator[Client]:
     """Of the started server."""
-    port = free_port()
-    command = [
-        str(python(portable)), "-s", r"ComfyUI\main.py", "--cpu", "--windows-standalone-build", "--disable-auto-launch",
-        "--port", str(port),
-    ]  # fmt: skip
-    log = portable / "log.txt"
-    with log.open("wb") as out:
-        process = subprocess.Popen(command, cwd=portable, env=outside(), stdout=out, stderr=subprocess.STDOUT)
-    try:
-        url, end = f"http://127.0.0.1:{port}", time.monotonic() + LONGEST
-        while True:
-            try:
-                urllib.request.urlopen(f"{url}/system_stats", timeout=30).close()
-                break
-            except (urllib.error.URLError, ConnectionError, TimeoutError):
-                assert process.poll() is None and time.monotonic() < end, log.read_text("utf-8", "replace")[-3000:]
-                time.sleep(0.5)
-        yield Client(url)
-    finally:
-        process.kill()
-        process.wait()
+    with Portable(portable / "python_embeded" / "python.exe", portable / "ComfyUI", portable) as server:
+        yield Client(server.url)
 
 
 def test_the_files_that_start_it_are_those_of_the_portable(portable: Path) -> None:

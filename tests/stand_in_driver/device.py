@@ -23,6 +23,8 @@ NOT_READY = 600
 
 
 class StandInEvent:
+    """Never destroyed, because work that is asked for may still look at it."""
+
     def __init__(self, driver: Driver, stream: int | None) -> None:
         self._driver, self._handle = driver, ctypes.c_void_p()
         self._call("cuEventCreate", ctypes.byref(self._handle), 0)

@@ -157,28 +157,36 @@ EXPORT Status cuMemHostUnregister(Address at) {
     DONE
 }
 
-EXPORT Status cuMemHostAlloc(Address* out, size_t n, unsigned flags) {
-    CALL("cuMemHostAlloc");
+static Status allocated(const char* call, Address* out, size_t n, int kind) {
+    CALL(call);
     NEEDS_CONTEXT();
-    (void)flags;
     if (!n) REFUSE(INVALID_VALUE);
-    if (locked + n > lockable) REFUSE(OUT_OF_MEMORY);
+    if (kind != IS_MANAGED && locked + n > lockable) REFUSE(OUT_OF_MEMORY);
     void* at = pages(n);
     if (!at) REFUSE(OUT_OF_MEMORY);
     *out = (Address)(uintptr_t)at;
-    add(*out, n, IS_ALLOCATED);
+    add(*out, n, kind);
     DONE
 }
 
-EXPORT Status cuMemFreeHost(Address at) {
-    CALL("cuMemFreeHost");
+static Status freed(const char* call, Address at, int kind) {
+    CALL(call);
     NEEDS_CONTEXT();
-    Range* one = range_at(at, IS_ALLOCATED);
+    Range* one = range_at(at, kind);
     if (!one) REFUSE(INVALID_VALUE);
     if (reads(one->at, one->n)) violations++;
     drop((void*)(uintptr_t)one->at, one->n);
     take_out(one);
     DONE
+}
+
+EXPORT Status cuMemHostAlloc(Address* out, size_t n, unsigned flags) {
+    (void)flags;
+    return allocated("cuMemHostAlloc", out, n, IS_ALLOCATED);
+}
+
+EXPORT Status cuMemFreeHost(Address at) {
+    return freed("cuMemFreeHost", at, IS_ALLOCATED);
 }
 
 EXPORT Status cuMemcpyHtoDAsync_v2(Address to, Address from, size_t n, Stream* stream) {
@@ -197,24 +205,11 @@ EXPORT Status cuMemcpyDtoH_v2(void* to, Address from, size_t n) {
 }
 
 EXPORT Status cuMemAllocManaged(Address* out, size_t n, unsigned flags) {
-    CALL("cuMemAllocManaged");
-    NEEDS_CONTEXT();
-    if (!n || flags != 1) REFUSE(INVALID_VALUE);
-    void* at = pages(n);
-    if (!at) REFUSE(OUT_OF_MEMORY);
-    *out = (Address)(uintptr_t)at;
-    add(*out, n, IS_MANAGED);
-    DONE
+    return flags == 1 ? allocated("cuMemAllocManaged", out, n, IS_MANAGED) : INVALID_VALUE;
 }
 
 EXPORT Status cuMemFree_v2(Address at) {
-    CALL("cuMemFree_v2");
-    NEEDS_CONTEXT();
-    Range* one = range_at(at, IS_MANAGED);
-    if (!one) REFUSE(INVALID_VALUE);
-    drop((void*)(uintptr_t)one->at, one->n);
-    take_out(one);
-    DONE
+    return freed("cuMemFree_v2", at, IS_MANAGED);
 }
 
 static Status prefetched(const char* call, Address at, size_t n, int where, Stream* stream) {

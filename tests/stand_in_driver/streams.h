@@ -139,13 +139,6 @@ EXPORT Status cuEventCreate(Event** out, unsigned flags) {
     DONE
 }
 
-EXPORT Status cuEventDestroy_v2(Event* event) {
-    CALL("cuEventDestroy_v2");
-    while (event->reached < event->asked) await(); /* the driver keeps it until then */
-    free(event);
-    DONE
-}
-
 EXPORT Status cuEventRecord(Event* event, Stream* stream) {
     CALL("cuEventRecord");
     put(stream, (Work){.kind = RECORD, .event = event, .recording = ++event->asked});

@@ -36,22 +36,17 @@ class Server:
     def __init__(self, python: Path, comfyui: Path, base: Path, arguments: Sequence[str] = ()) -> None:
         self.python, self.comfyui, self.base, self.arguments = python, comfyui, base, list(arguments)
         self.log_path = base / "server.log"
-        self.port = free_port()
+        self.port = _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.process: subprocess.Popen[bytes] | None = None
         self.startup_log = ""
 
     def __enter__(self) -> Server:
-        prepare(self.base)
-        command = [
-            str(self.python), str(self.comfyui / "main.py"), "--base-directory", str(self.base),
-            "--port", str(self.port), "--disable-auto-launch", "--disable-api-nodes",
-            "--database-url", "sqlite:///:memory:", *([] if has_nvidia_gpu() else ON_THE_CPU), *self.arguments,
-        ]  # fmt: skip
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "NO_COLOR": "1"}
+        self.prepare()
+        environment = {**self.environment(), "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "NO_COLOR": "1"}
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
-                command, stdout=log, stderr=subprocess.STDOUT, cwd=self.base, env=environment
+                self.command(), stdout=log, stderr=subprocess.STDOUT, cwd=self.base, env=environment
             )
         try:
             self._wait_until_up(timeout=180)
@@ -65,6 +60,22 @@ class Server:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+    def prepare(self) -> None:
+        """Make the base folder."""
+        prepare(self.base)
+
+    def command(self) -> list[str]:
+        """What starts it, in the base folder."""
+        return [
+            str(self.python), str(self.comfyui / "main.py"), "--base-directory", str(self.base),
+            "--port", str(self.port), "--disable-auto-launch", "--disable-api-nodes",
+            "--database-url", "sqlite:///:memory:", *([] if has_nvidia_gpu() else ON_THE_CPU), *self.arguments,
+        ]  # fmt: skip
+
+    def environment(self) -> dict[str, str]:
+        """Its variables, beside those of every server."""
+        return dict(os.environ)
 
     def stop(self) -> None:
         if self.process is None:
@@ -133,7 +144,7 @@ def has_nvidia_gpu() -> bool:
     return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
 
 
-def free_port() -> int:
+def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -82,7 +82,7 @@ def build_driver(home: Path) -> Path:
             "-o",
             f"{folder / name}.dll",
         ]
-        steps.run(command, "building the stand-in driver", f"Look at {DRIVER}.", environment(home))
+        steps.run(command, "building the stand-in driver", f"Look at {DRIVER}.")
     return folder
 
 
