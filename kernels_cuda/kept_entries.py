@@ -21,8 +21,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from .atomic_file import retrying, write_atomically
 from .ledger import LEDGER
-from .whole_file import patiently, write_whole
 
 Entry = TypeVar("Entry")
 
@@ -84,7 +84,7 @@ class KeptEntries(Generic[Entry]):
                 entries.pop(key, None)  # it is the newest now
                 text = self._as_text({**entries, key: entry})
                 partial = self.path.with_name(f"{self.path.name}.partial")  # over what one left who was killed
-                write_whole(self.path, text.encode(), partial)
+                write_atomically(self.path, text.encode(), partial)
         except OSError as error:
             LEDGER.say_once(
                 f"{self.words[:1].upper()}{self.words[1:]} are not kept: {self.path} cannot be written ({error})"
@@ -93,7 +93,7 @@ class KeptEntries(Generic[Entry]):
     def _load(self) -> dict[str, Entry]:
         """What the file holds. Raises PermissionError where it is kept from us: its entries are still there, then."""
         try:
-            data = json.loads(patiently(lambda: _content(self.path)))
+            data = json.loads(retrying(lambda: _content(self.path)))
             if data["format"] != FORMAT:
                 return {}  # another version of the pack wrote it: not ours to read, and ours to replace
             newest = list(data[self.title].items())[-MOST_ENTRIES:]

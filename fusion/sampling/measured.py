@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from ...kernels_cuda.whole_file import patiently, write_whole
+from ...kernels_cuda.atomic_file import retrying, write_atomically
 from ..base.policy import policy_on
 from ..fused.quality import policy_words, rates_of_policy
 from ..sparse.model import sparse_of
@@ -76,7 +76,7 @@ def read(path: Path) -> None:
     try:
         if path.stat().st_size > MOST_BYTES:
             raise ValueError(f"it is larger than {MOST_BYTES >> 10} KiB")
-        told = json.loads(patiently(lambda: path.read_text(encoding="utf-8")))
+        told = json.loads(retrying(lambda: path.read_text(encoding="utf-8")))
         found = [_checked(entry) for entry in told["samplings"]] if told["format"] == FORMAT else []
     except FileNotFoundError:
         return
@@ -91,10 +91,10 @@ def write(path: Path) -> None:
     """Write all kept samplings, unless the file has them already."""
     text = json.dumps({"format": FORMAT, "samplings": [asdict(one) for one in step_timer.kept()]}) + "\n"
     try:
-        if path.is_file() and patiently(lambda: path.read_text(encoding="utf-8")) == text:
+        if path.is_file() and retrying(lambda: path.read_text(encoding="utf-8")) == text:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, text.encode(), path.with_name(f"{path.name}.{os.getpid()}"))
+        write_atomically(path, text.encode(), path.with_name(f"{path.name}.{os.getpid()}"))
     except (OSError, UnicodeDecodeError) as error:
         log.warning("times of steps are not kept: %s", getattr(error, "strerror", None) or type(error).__name__)
 

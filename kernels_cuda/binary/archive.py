@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..atomic_file import write_atomically
 from ..errors import ArchiveError
-from ..whole_file import write_whole
 from .arch import is_ptx
 
 PREBUILT = Path(__file__).resolve().parents[1] / "prebuilt" / "kernels.tar.xz"
@@ -107,7 +107,9 @@ def write(
                 _add(tar, member_name(variant, unit), code)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    write_whole(path, raw.getvalue() if filters is None else lzma.compress(raw.getvalue(), filters=filters), partial)
+    write_atomically(
+        path, raw.getvalue() if filters is None else lzma.compress(raw.getvalue(), filters=filters), partial
+    )
     return manifest
 
 

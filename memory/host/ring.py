@@ -109,8 +109,8 @@ class RingSize:
 
 @dataclass(eq=False)
 class PinnedRing:
-    """`size` bytes of pinned RAM, taken when the first layer is asked for, and freed by `close`; or as many
-    of them as the driver gives.
+    """`size` bytes of pinned RAM, or as many as the driver gives. Taken when the first layer is asked for,
+    and freed by `close`.
 
     relent  gives back other locked memory, about so many bytes, where the driver gives none
     """
@@ -126,7 +126,8 @@ class PinnedRing:
     _buffers: list[Buffer] = field(default_factory=list)
     _threads: list[threading.Thread] = field(default_factory=list)
     _closing: bool = False
-    _unmade: int = 0  # buffers not made yet: pinning takes time, and other threads read meanwhile
+    _most: int = 0  # buffers that there shall be
+    _making: int = 0  # those that are being pinned: that takes time, and other threads read meanwhile
 
     @property
     def piece_bytes(self) -> int:
@@ -198,11 +199,14 @@ class PinnedRing:
     def _start(self) -> None:
         if self._threads or self._closing:
             return
-        self._unmade = self.size.buffers
+        self._most = self.size.buffers
         for number in range(self.readers):
             thread = threading.Thread(target=self._work, name=f"fusestream-reader-{number}", daemon=True)
             thread.start()
             self._threads.append(thread)
+
+    def _is_incomplete(self) -> bool:
+        return len(self._buffers) + self._making < self._most
 
     def _make_buffer(self) -> None:
         """One more, for the next piece. If no more can be pinned, those that are there have to do; if there
@@ -210,13 +214,13 @@ class PinnedRing:
         if self._added() is None:
             return
         with self._changed:
-            self._unmade = 0
+            self._most = len(self._buffers)
             if self._buffers:
                 return
         self.relent(self.size.nbytes)
         error = self._added()
         with self._changed:
-            self._unmade = self.size.buffers - len(self._buffers)
+            self._most = self.size.buffers
             if self._buffers or not self._jobs:
                 return
             _, piece = self._jobs.popleft()
@@ -248,14 +252,17 @@ class PinnedRing:
         self.device.enter_thread()
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closing or (self._jobs and (self._free or self._unmade)))
+                self._changed.wait_for(lambda: self._closing or (self._jobs and (self._free or self._is_incomplete())))
                 if self._closing:
                     return
                 # A piece is taken out only for a buffer that is there, so that none waits for one behind it.
                 job = (*self._jobs.popleft(), self._free.popleft()) if self._free else None
-                self._unmade -= job is None
+                self._making += job is None
             if job is None:
                 self._make_buffer()
+                with self._changed:
+                    self._making -= 1
+                    self._changed.notify_all()
             else:
                 self._fill(*job)
 

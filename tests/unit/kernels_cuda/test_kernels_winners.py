@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fusestream.kernels_cuda import kept_entries, whole_file
+from fusestream.kernels_cuda import atomic_file, kept_entries
 from fusestream.kernels_cuda.kept_entries import FORMAT, MOST_BYTES, MOST_ENTRIES
 from fusestream.kernels_cuda.ledger import LEDGER
 from fusestream.kernels_cuda.tune.winners import Winner, WinnersFile
@@ -114,8 +114,8 @@ def kept_from_us(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         return os.open(path, flags)
 
     monkeypatch.setattr(kept_entries, "_at_once", opened)
-    monkeypatch.setattr(whole_file, "TRIES", 4)
-    monkeypatch.setattr(whole_file, "PAUSE", 0)
+    monkeypatch.setattr(atomic_file, "TRIES", 4)
+    monkeypatch.setattr(atomic_file, "PAUSE", 0)
     LEDGER.clear()
     return refusals
 

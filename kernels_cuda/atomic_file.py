@@ -1,7 +1,8 @@
 """Small files that several processes read and write: each is replaced as a whole, in one step.
 
 Windows refuses both sides for the moment in which the other has the file: to replace it, and to open
-it. Such a refusal is no fault, so either is tried for a second.
+it. Such a refusal is no fault, so either is tried for five seconds: six processes that write one file
+at once refuse each other for more than one.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from typing import TypeVar
 
 Given = TypeVar("Given")
 
-TRIES = 20 if os.name == "nt" else 1  # elsewhere a refusal stays
+TRIES = 100 if os.name == "nt" else 1  # elsewhere a refusal stays
 PAUSE = 0.05
 
 
-def patiently(deed: Callable[[], Given]) -> Given:
+def retrying(deed: Callable[[], Given]) -> Given:
     """What `deed` returns. Raises PermissionError if it is still refused at the last try."""
     for _ in range(TRIES - 1):
         try:
@@ -29,12 +30,12 @@ def patiently(deed: Callable[[], Given]) -> Given:
     return deed()
 
 
-def write_whole(path: Path, content: bytes, partial: Path) -> None:
+def write_atomically(path: Path, content: bytes, partial: Path) -> None:
     """Write the file by way of `partial`, in the same folder: all of it is there or what was before,
     and nothing else is left."""
     try:
         partial.write_bytes(content)
-        patiently(lambda: partial.replace(path))
+        retrying(lambda: partial.replace(path))
     except BaseException:
         with contextlib.suppress(OSError):
             partial.unlink()

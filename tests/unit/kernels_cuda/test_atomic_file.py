@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fusestream.kernels_cuda import whole_file
-from fusestream.kernels_cuda.whole_file import patiently, write_whole
+from fusestream.kernels_cuda import atomic_file
+from fusestream.kernels_cuda.atomic_file import retrying, write_atomically
 
 
 def names(folder: Path) -> list[str]:
@@ -17,14 +17,14 @@ def names(folder: Path) -> list[str]:
 
 @pytest.fixture
 def tries(monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(whole_file, "TRIES", 5)
-    monkeypatch.setattr(whole_file, "PAUSE", 0.004)
+    monkeypatch.setattr(atomic_file, "TRIES", 5)
+    monkeypatch.setattr(atomic_file, "PAUSE", 0.004)
     return 5
 
 
 def test_a_deed_is_done_once_where_nobody_refuses(tries: int) -> None:
     calls: list[int] = []
-    assert patiently(lambda: calls.append(1) or "done") == "done" and calls == [1]
+    assert retrying(lambda: calls.append(1) or "done") == "done" and calls == [1]
 
 
 @pytest.mark.parametrize("refused", [1, 4, 5])
@@ -40,10 +40,10 @@ def test_a_refusal_is_waited_out(tries: int, refused: int) -> None:
 
     begun = time.monotonic()
     if refused < tries:
-        assert patiently(deed) == "done" and calls == refused + 1
+        assert retrying(deed) == "done" and calls == refused + 1
     else:
         with pytest.raises(PermissionError):
-            patiently(deed)
+            retrying(deed)
         assert calls == tries
     assert time.monotonic() - begun >= 0.004 * min(refused, tries - 1)
 
@@ -56,14 +56,14 @@ def test_another_error_is_not_waited_for(tries: int) -> None:
         raise FileNotFoundError
 
     with pytest.raises(FileNotFoundError):
-        patiently(deed)
+        retrying(deed)
     assert calls == [1]
 
 
 def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
     target = tmp_path / "x"
     for content in (b"first", b"a longer second\n", b""):
-        write_whole(target, content, tmp_path / "x.partial")
+        write_atomically(target, content, tmp_path / "x.partial")
         assert target.read_bytes() == content and names(tmp_path) == ["x"]
 
 
@@ -74,6 +74,6 @@ def test_what_cannot_be_written_leaves_what_was_there(tmp_path: Path, blocked: s
         (tmp_path / "x").unlink()
     (tmp_path / blocked).mkdir()
     with pytest.raises(OSError):
-        write_whole(tmp_path / "x", b"after", tmp_path / "x.partial")
+        write_atomically(tmp_path / "x", b"after", tmp_path / "x.partial")
     assert names(tmp_path) == sorted({"x", blocked})
     assert blocked == "x" or (tmp_path / "x").read_bytes() == b"before"
