@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ..kernels_cuda import KernelPolicy
     from ..kernels_cuda.policy import Mode, Precision
     from .base.errors import WrongFile
-    from .base.policy import all_off
+    from .base.policy import all_off, policy_for_card
     from .identify.checkpoint_info import inspect_file
     from .identify.encoder_sets import inspect_text_encoders
     from .load.checkpoint import beside_the_model, load_checkpoint
@@ -36,6 +36,7 @@ __all__ = [
     "load_text_encoder",
     "load_vae",
     "load_vae_in_parts",
+    "policy_for_card",
 ]
 
 HOMES = {
@@ -53,6 +54,7 @@ HOMES = {
     "load_text_encoder": ".load.text",
     "load_vae": ".load.vae",
     "load_vae_in_parts": ".load.vae",
+    "policy_for_card": ".base.policy",
 }
 
 

@@ -14,6 +14,11 @@ def other_maker(device: torch.device) -> str | None:
     return f"{device} is an AMD card" if torch.version.hip else None
 
 
+def capability(device: torch.device) -> tuple[int, int] | None:
+    """The compute capability of an NVIDIA card; None for another device."""
+    return None if other_maker(device) else torch.cuda.get_device_capability(device)
+
+
 def no_nvidia(device: torch.device) -> str | None:
     """Why the driver cannot be asked about a device, in words; None: it can."""
     other = other_maker(device)

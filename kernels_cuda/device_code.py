@@ -87,7 +87,7 @@ def _compiled_here(variant: str, cache: Path) -> DeviceCode:
     with _building:
         with contextlib.suppress(ArchiveError):
             return _from_archive(path, [variant], "compiled here", cache)
-        names = matrix.units()
+        names = [unit for unit in matrix.units() if variant in matrix.variants(unit)]
         with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:  # NVRTC runs outside the GIL
             built = dict(zip(names, pool.map(lambda unit: build(unit, variant), names), strict=True))
         packed = {unit: (one.code, one.kernels) for unit, one in built.items()}

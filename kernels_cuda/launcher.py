@@ -306,6 +306,11 @@ class Card:
     def name(self) -> str:
         return torch.cuda.get_device_name(self.index)
 
+    @property
+    def words(self) -> str:
+        """The card's class, for messages."""
+        return f"compute capability {self.capability[0]}.{self.capability[1]}"
+
     def make_current(self) -> None:
         self.driver.enter(self.index)
 
@@ -315,6 +320,10 @@ class Card:
         with torch.cuda.device(self.index):
             self.make_current()
             yield
+
+    def has(self, unit: str) -> bool:
+        """Whether there is code of a unit for this card's class."""
+        return unit in self.code.units
 
     def isa_class(self, unit: str) -> IsaClass:
         """The class of the code that serves a unit here."""
@@ -406,7 +415,7 @@ def forced_class() -> IsaClass | None:
     """The class FUSESTREAM_FORCE_CLASS asks for: `sm_75` shows Turing's code at work on a newer card."""
     wanted = os.environ.get("FUSESTREAM_FORCE_CLASS") or None
     if wanted is not None and wanted not in ISA_CLASSES:
-        raise ValueError(f"FUSESTREAM_FORCE_CLASS={wanted}: expected {' or '.join(ISA_CLASSES)}")
+        raise ValueError(f"FUSESTREAM_FORCE_CLASS={wanted}: expected one of {', '.join(ISA_CLASSES)}")
     return wanted
 
 

@@ -16,11 +16,11 @@ Mode = Literal["auto", "on", "off"]
 Precision = Literal["auto", "precise", "fast", "turbo"]
 Sums = Literal["precise", "fast"]
 Int8Products = Literal["never", "as stored", "always"]
-IsaClass = Literal["sm_75", "sm_80"]
+IsaClass = Literal["sm_61", "sm_75", "sm_80"]
 
 MODES: tuple[Mode, ...] = ("auto", "on", "off")
 PRECISIONS: tuple[Precision, ...] = ("auto", "precise", "fast", "turbo")
-ISA_CLASSES: tuple[IsaClass, ...] = ("sm_75", "sm_80")
+ISA_CLASSES: tuple[IsaClass, ...] = ("sm_61", "sm_75", "sm_80")
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class KernelPolicy:
                products and attention add in FP16. `turbo` also rounds the queries and keys of attention to 8 bits, and lets every
                matrix product be of 8-bit numbers (`ops/matmul/integer_rule.py`). The other ops ignore it.
     isa        run the code of this instruction class instead of the card's own (it is compiled by the driver from
-               PTX). For tests: it shows Turing's code at work on a newer card.
+               PTX). For tests: it shows Pascal's or Turing's code at work on a newer card.
     """
 
     default: Mode = "auto"
@@ -52,7 +52,7 @@ class KernelPolicy:
         if self.precision not in PRECISIONS:
             raise ValueError(f"kernel policy: precision is {self.precision!r}, expected one of {', '.join(PRECISIONS)}")
         if self.isa is not None and self.isa not in ISA_CLASSES:
-            raise ValueError(f"kernel policy: isa is {self.isa!r}, expected {' or '.join(ISA_CLASSES)}")
+            raise ValueError(f"kernel policy: isa is {self.isa!r}, expected one of {', '.join(ISA_CLASSES)}")
         # Sorted: the order of the overrides has no meaning.
         object.__setattr__(self, "ops", tuple(sorted(dict(self.ops).items())))
         object.__setattr__(self, "is_off", {self.default, *(mode for _, mode in self.ops)} == {"off"})

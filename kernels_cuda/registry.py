@@ -89,12 +89,16 @@ class CudaCandidate:
     plan       (call, card, tactic) -> plan. Tactic None: choose by rule
     ways       call -> tactics, best known first; one that cuts the work in a single way has none
     begins     see Candidate.begin: of one that is torch's in part
+    unit       of its kernels: an op with a single unit fills it in
+    runs       (call, card, tactic) -> whether the card's code has this way, of those that not every class has
     """
 
     name: str
     obstacles: Callable[[Call], Iterator[str]]
     plan: Callable[[Call, Card, Any], Plan]
     ways: Callable[[Call], Sequence[Any]] = lambda _: ()
+    unit: str = ""
+    runs: Callable[[Call, Card, Any], bool] | None = None
     tactic: Any = None
     ours: bool = True
     begins: Callable[[Call], Begun | None] = lambda _: None
@@ -108,13 +112,25 @@ class CudaCandidate:
         if _grad_enabled() and _wants_gradient(call.tensors):
             return GRADIENT
         try:
-            self._card(call)
+            found = self._card(call)
         except CodeUnavailable as error:
             return str(error)
-        return next(self.obstacles(call), None)
+        if self.unit and not found.has(self.unit):
+            return f"no kernel of {self.unit} is made for {found.words}"
+        reason = next(self.obstacles(call), None)
+        if reason is None and self.runs is not None and self.ways(call) and not self._ways(call):
+            return f"no kernel that computes so is made for {found.words}"
+        return reason
+
+    def _ways(self, call: Call) -> list[Any]:
+        ways, runs = self.ways(call), self.runs
+        if runs is None:
+            return list(ways)
+        found = self._card(call)
+        return [way for way in ways if runs(call, found, way)]
 
     def tactics(self, call: Call) -> Sequence[Candidate]:
-        ways = [replace(self, name=f"{self.name} {way}", tactic=way) for way in self.ways(call)]
+        ways = [replace(self, name=f"{self.name} {way}", tactic=way) for way in self._ways(call)]
         return ways or (self,)
 
     def begin(self, call: Call) -> Begun | None:
@@ -162,6 +178,11 @@ class Op:
     others_race: bool = False
 
     def __post_init__(self) -> None:
+        if len(self.kernels) == 1:
+            [unit] = self.kernels
+            self.candidates = [
+                replace(one, unit=unit) if isinstance(one, CudaCandidate) else one for one in self.candidates
+            ]
         self._thread = _PlansOfThread()
         self.writes = tuple(i for i, word in enumerate(self.schema.partition("->")[0].split(",")) if "!)" in word)
         self.traced = _register(self)

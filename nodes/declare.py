@@ -198,4 +198,4 @@ def policy_of(inputs: Any) -> KernelPolicy:
     from .. import fusion  # noqa: PLC0415 - the server starts without it
 
     precision = precision_of(getattr(inputs, "quality", BY_PRECISION), inputs.precision)
-    return fusion.KernelPolicy.of(inputs.kernels, precision=precision)
+    return fusion.policy_for_card(fusion.KernelPolicy.of(inputs.kernels, precision=precision))

@@ -164,7 +164,7 @@ def _unread(path: str, _state: str, kernels: Any, precision: Any, budget: float,
     from .. import fusion  # noqa: PLC0415
     from ..fusion.estimate.unread import unread_model  # noqa: PLC0415
 
-    policy = fusion.KernelPolicy.of(kernels, precision=precision)
+    policy = fusion.policy_for_card(fusion.KernelPolicy.of(kernels, precision=precision))
     return unread_model(path, policy, budget, is_checkpoint=role is Role.CHECKPOINT)
 
 

@@ -172,7 +172,9 @@ def policy_from(
     }
     others = {op: mode for op, mode in ops.items() if mode != kernels}
     policy = fusion.KernelPolicy.of(kernels, precision=precision, **others)
-    return fusion.KernelPolicy.of("off", precision=precision) if fusion.all_off(policy, ops) else policy
+    if fusion.all_off(policy, ops):
+        return fusion.KernelPolicy.of("off", precision=precision)
+    return fusion.policy_for_card(policy)
 
 
 FAST = (

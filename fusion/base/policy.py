@@ -9,10 +9,24 @@ CLIP, VAE  on each of its fused networks (`POLICY`), because stock hands their c
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
-from ...kernels_cuda import KernelPolicy
+import comfy.model_management
+
+from ...gpu.nvidia import capability
+from ...kernels_cuda import LEDGER, KernelPolicy
+from ...kernels_cuda.binary.arch import has_tensor_cores
+from ...kernels_cuda.policy import Precision
+from .format import quality
 from .hooks import POLICY
+
+IN_BYTES: Precision = "turbo"  # what `auto` is on a card that is quick in bytes alone
+SAYS = (
+    "This card multiplies FP16 at 1/64 of the rate of FP32, and bytes at four times that rate. So quality 'auto' computes "
+    f"as '{quality(IN_BYTES)}' here: weights, queries, keys and values are rounded to 8 bits. 'Exact' leaves products and "
+    "attention to torch, in FP32."
+)
 
 
 def policy_of(options: Mapping[str, Any]) -> KernelPolicy | None:
@@ -24,6 +38,17 @@ def policy_of(options: Mapping[str, Any]) -> KernelPolicy | None:
 def policy_on(model: Any) -> KernelPolicy | None:
     """The policy under which a stock MODEL will be called; None: none of ours."""
     return policy_of(model.model_options.get("transformer_options", {}))
+
+
+def policy_for_card(policy: KernelPolicy) -> KernelPolicy:
+    """The policy as ComfyUI's card takes it: `auto` computes in bytes on a card without tensor cores (GTX 10)."""
+    if policy.precision != "auto" or policy.is_off:
+        return policy
+    found = capability(comfy.model_management.get_torch_device())
+    if found is None or has_tensor_cores(found):
+        return policy
+    LEDGER.say_once(SAYS)
+    return replace(policy, precision=IN_BYTES)
 
 
 def put_on(model: Any, policy: KernelPolicy) -> dict[str, Any]:

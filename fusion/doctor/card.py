@@ -16,7 +16,7 @@ from ...kernels_cuda import (
 )
 from ...kernels_cuda.binary import arch, archive
 from ...kernels_cuda.build import matrix
-from ..base.format import counted
+from ..base.format import counted, quality
 from .findings import ADVICE
 
 GIB = 2**30
@@ -75,7 +75,9 @@ def card_class(name: str, capability: tuple[int, int]) -> str:
         return f"{ADVICE}{too_old}: no kernel serves it, ComfyUI's own operations run"
     best = next(variant for variant in arch.preference(capability) if variant in arch.VARIANTS)
     text = f"{number}: code for {best}, instruction class {arch.isa_class(best)}"
-    if capability == arch.OLDEST and any(word in name for word in NO_TENSOR_CORES):
+    if not arch.has_tensor_cores(capability):
+        return f"{text}, without tensor cores: quality auto computes in bytes, as '{quality('turbo')}'; FP16 and FP32 are torch's"
+    if capability == arch.OLDEST_WITH_TENSOR_CORES and any(word in name for word in NO_TENSOR_CORES):
         return (
             f"{ADVICE}{text}, but this series (GTX 16 and its kin) has no tensor cores, and ComfyUI computes in FP32 on it: "
             "the FP16 kernels are not asked; streaming works"

@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
-from ..binary.arch import EXTRA_CUBINS, VARIANTS
+from ..binary.arch import EXTRA_CUBINS, VARIANTS, isa_class
+from ..policy import ISA_CLASSES
 
 SOURCES = Path(__file__).resolve().parents[1] / "src"
 
@@ -22,6 +23,8 @@ OPTIONS = ("--std=c++17", "--device-as-default-execution-space")
 
 # A unit may ask for more variants in its head: `// also built for: sm_86 sm_89`.
 _EXTRA = re.compile(r"^// also built for: (.+)$", re.MULTILINE)
+# Or be left out of a class: `// not built for: sm_61`.
+_LEFT_OUT = re.compile(r"^// not built for: (.+)$", re.MULTILINE)
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 
 
@@ -31,12 +34,21 @@ def units(sources: Path = SOURCES) -> list[str]:
 
 def variants(unit: str, sources: Path = SOURCES) -> list[str]:
     """All variants that a unit is built for."""
-    extra = _EXTRA.search((sources / f"{unit}.cu").read_text(encoding="utf-8"))
-    names = extra.group(1).replace(",", " ").split() if extra else []
-    for name in names:
+    source = (sources / f"{unit}.cu").read_text(encoding="utf-8")
+    extra = _names(_EXTRA, source)
+    for name in extra:
         if name not in EXTRA_CUBINS:
             raise ValueError(f"{unit}.cu asks for {name}; known extras are {', '.join(EXTRA_CUBINS)}")
-    return [*VARIANTS, *names]
+    left_out = _names(_LEFT_OUT, source)
+    for name in left_out:
+        if name not in ISA_CLASSES:
+            raise ValueError(f"{unit}.cu leaves out {name}; classes are {', '.join(ISA_CLASSES)}")
+    return [variant for variant in (*VARIANTS, *extra) if isa_class(variant) not in left_out]
+
+
+def _names(pattern: re.Pattern[str], source: str) -> list[str]:
+    found = pattern.search(source)
+    return found.group(1).replace(",", " ").split() if found else []
 
 
 def headers(unit: str, sources: Path = SOURCES) -> list[Path]:

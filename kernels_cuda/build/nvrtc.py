@@ -24,6 +24,7 @@ from .matrix import OPTIONS
 
 WHEELS = "nvidia-cuda-nvrtc-cu12==12.9.86 nvidia-cuda-runtime-cu12==12.9.79"
 
+KNOWN = "Architectures prior to"  # of 7.5 are deprecated: NVRTC 12 is the last that compiles for them
 _WINDOWS = sys.platform == "win32"
 _BINARIES = "bin" if _WINDOWS else "lib"
 _LIBRARY = re.compile(r"nvrtc64_\d+_\d+\.dll" if _WINDOWS else r"libnvrtc\.so\.\d+")
@@ -126,7 +127,9 @@ class Nvrtc:
             code = self._read(program, "PTX" if is_ptx(variant) else "CUBIN")
         finally:
             self._library.nvrtcDestroyProgram(ctypes.byref(program))
-        complaints = [line for line in log.splitlines() if line.strip() and not line.startswith("ptxas")]
+        complaints = [
+            line for line in log.splitlines() if line.strip() and not line.startswith("ptxas") and KNOWN not in line
+        ]
         return Compiled(code, "\n".join(complaints), parse_usage(log))
 
 

@@ -28,6 +28,7 @@ LEAST_OCCUPANCY = 0.2
 
 # CUDA programming guide, "technical specifications per compute capability".
 MULTIPROCESSORS = {
+    61: Multiprocessor(threads=2048, shared=96 * 1024, blocks=32),
     75: Multiprocessor(threads=1024, shared=64 * 1024, blocks=16),
     80: Multiprocessor(threads=2048, shared=164 * 1024, blocks=32),
     86: Multiprocessor(threads=1536, shared=100 * 1024, blocks=16),

@@ -44,6 +44,7 @@
 // byte: at 1024 operations per cycle (Turing, half accumulators) half of 64 bytes per cycle. With 16 rows per warp it
 // would be all.
 
+// not built for: sm_61
 // also built for: sm_86
 
 #include "attention_core.cuh"

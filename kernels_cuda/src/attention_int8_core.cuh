@@ -13,10 +13,16 @@
 //
 // One multiply-add brings a C tile into o. It brings f times the magic number too, which is taken away every kSettled
 // tiles: a sum of so many still tells units of kSettled apart, in sums of thousands.
+//
+// Without tensor cores (dot4.cuh) a lane makes the same elements of C itself. Queries lie in shared memory, a row
+// behind the other, and each lane reads 16 bytes of its rows, and of each of its keys, at a time. Weights it needs of
+// all keys of its rows, and each lane of a quad has a fourth of them: they go around by shuffles, once for all
+// channels.
 #pragma once
 
 #include "attention_int8_limits.cuh"
 #include "attention_int8_mma.cuh"
+#include "dot4.cuh"
 #include "staging.cuh"
 
 // How a block is cut. kBlocks8: blocks of 8 queries of a warp. kParked: steps of 32 of d whose queries lie in shared
@@ -24,7 +30,12 @@
 template <int kD, Asked kAsked>
 struct Int8Cut {
     static constexpr bool kWide = kD == 256;
-#if __CUDA_ARCH__ < 800
+#if __CUDA_ARCH__ < 700
+    static_assert(!kWide, "two tiles of keys and values take more than the 48 KB of a block");
+    static constexpr int kBlocks8 = 4, kWarps = 4, kResident = 2;
+    static constexpr int kParked = kD / 32;
+    static constexpr bool kSpread = true;
+#elif __CUDA_ARCH__ < 800
     static constexpr int kBlocks8 = kWide ? 2 : 4, kWarps = kWide ? 8 : 4, kResident = kWide ? 1 : 2;
     static constexpr int kParked = 0;
     static constexpr bool kSpread = true;
@@ -49,7 +60,7 @@ struct Int8Attention {
     static constexpr bool kSpread = Cut::kSpread;
     static constexpr int kOwn = kSpread ? 1 : kM;  // rows whose statistics a lane keeps
     static constexpr int kParked = Cut::kParked, kHeld = kSteps - kParked;
-    static constexpr int kQueryBytes = kParked * kM * 8 * kThreads;
+    static constexpr int kQueryBytes = kHasTensorCores ? kParked * kM * 8 * kThreads : kRows * kPitch;
     static constexpr int kShared = 2 * (kKeyBytes + kValueBytes) + kQueryBytes;
     static constexpr int kSettled = 16;
     static constexpr float kTop = 7.98868469f;  // log2(254): a byte less, so that rounding never carries
@@ -86,7 +97,6 @@ struct Int8Attention {
     }
 
     __device__ void load_queries(unsigned shared) {
-        const __half* head = p.q + blockIdx.z * p.q_batch + blockIdx.y * p.q_head + quad() * 2;
         const float* scales = p.q_scales + blockIdx.z * p.q_scale_batch + blockIdx.y * p.q_scale_head;
         q_lane = shared + threadIdx.x * 16;
 #pragma unroll
@@ -94,6 +104,15 @@ struct Int8Attention {
             const int m = kSpread ? quad() % kM : i;
             row_scale[i] = scales[min(my_row() + m * 8, p.q_length - 1)] * p.scale_log2;
         }
+        if constexpr (kHasTensorCores) {
+            load_query_fragments();
+        } else {
+            load_query_rows(shared);
+        }
+    }
+
+    __device__ void load_query_fragments() {
+        const __half* head = p.q + blockIdx.z * p.q_batch + blockIdx.y * p.q_head + quad() * 2;
 #pragma unroll
         for (int m = 0; m < kM; m++) {
             const __half* from = head + min(my_row() + m * 8, p.q_length - 1) * p.q_token;
@@ -107,6 +126,24 @@ struct Int8Attention {
                 }
             }
         }
+    }
+
+    // The warp's rows as they are; neighbours begin in different banks.
+    __device__ void load_query_rows(unsigned shared) {
+        constexpr int kUnits = kD / 16;
+        const int lane = lane_again(), warp_row = (thread_again() >> 5) * (kM * 8);
+        const __half* head = p.q + blockIdx.z * p.q_batch + blockIdx.y * p.q_head;
+#pragma unroll
+        for (int i = 0; i < kM * 8 * kUnits / 32; i++) {
+            const int row = (i * 32 + lane) / kUnits, unit = (i * 32 + lane) % kUnits;
+            const __half* from = head + min(first_row() + row, p.q_length - 1) * p.q_token + unit * 8;
+            const uint4 v = *reinterpret_cast<const uint4*>(from);
+            const unsigned words[4] = {v.x, v.y, v.z, v.w};
+            store_words(shared + (warp_row + row) * kPitch + ((unit ^ (row & 1)) << 4), words);
+        }
+        __syncwarp();
+        const int row = warp_row + (lane >> 2);
+        q_lane = (shared + row * kPitch) ^ ((row & 1) << 4);
     }
 
     __device__ void query_step(unsigned (&a)[kM][2], int step) const {
@@ -140,14 +177,17 @@ struct Int8Attention {
         const int row = x >> 2, unit = x & 3;
         return row * 64 + ((unit ^ (row >> 1 & 3)) << 4);
     }
-    // A lane's address for the keys of C tiles j = 0 and 1: {j 0: k lo, k hi, j 1: k lo, k hi}.
+    // A lane's address for the keys of C tiles j = 0 and 1: {j 0: k lo, k hi, j 1: k lo, k hi}. Without tensor cores:
+    // of its first key.
     __device__ static unsigned key_lane() {
+        if (!kHasTensorCores) return 4 * quad() * kPitch + (quad() << (kPitch == 64 ? 4 : 5));
         const int lane = lane_again(), r = lane & 7, matrix = lane >> 3;
         const unsigned row = 4 * (r >> 1) + 2 * (matrix >> 1) + (r & 1);
         return row * kPitch + (((matrix & 1) ^ (kPitch == 64 ? r >> 1 : r)) << 4);
     }
-    // ... of 8 channels, four times 16 keys.
+    // ... of 8 channels, four times 16 keys; or of its first channel.
     __device__ static unsigned value_lane() {
+        if (!kHasTensorCores) return 2 * quad() * 64 + (quad() << 4);
         const int lane = lane_again(), r = lane & 7;
         return r * 64 + (((lane >> 3) ^ (r >> 1)) << 4);
     }
@@ -157,8 +197,39 @@ struct Int8Attention {
 
     using Score = int[4][2][kM][2];  // [16 keys][their C tile][8 queries]: of keys 16 g + 4 quad() + 2 j + i
 
-    // Fragments are asked for one round before their use.
     __device__ void scores(Score& s, unsigned k_lane) {
+        if constexpr (kHasTensorCores) {
+            scores_by_fragments(s, k_lane);
+        } else {
+            scores_by_lanes(s, k_lane);
+        }
+    }
+
+    __device__ void scores_by_lanes(Score& s, unsigned k_lane) const {
+#pragma unroll
+        for (int x = 0; x < 16 * kM; x++) s[x / (4 * kM)][x / (2 * kM) % 2][x / 2 % kM][x % 2] = magic.bits[0];
+#pragma unroll 1
+        for (unsigned unit = 0; unit < kD; unit += 16) {
+            unsigned a[kM][4];
+#pragma unroll
+            for (int m = 0; m < kM; m++) load_words(a[m], (q_lane ^ unit) + m * 8 * kPitch);
+            // Of neighbouring keys the units change places.
+            const unsigned even = k_lane ^ unit, odd = kPitch == 64 ? even : even ^ 16;
+#pragma unroll
+            for (int x = 0; x < 16; x++) {
+                unsigned b[4];
+                load_words(b, (x % 2 == 0 ? even : odd) + (x / 4 * 16 + x % 4) * kPitch);
+#pragma unroll
+                for (int m = 0; m < kM; m++) {
+#pragma unroll
+                    for (int w = 0; w < 4; w++) dot4(s[x / 4][x / 2 % 2][m][x % 2], a[m][w], b[w], 0);
+                }
+            }
+        }
+    }
+
+    // Fragments are asked for one round before their use.
+    __device__ void scores_by_fragments(Score& s, unsigned k_lane) {
         unsigned a[kM][2], b[2][4];
         const auto at = [&](int round) { return (k_lane ^ (round / 4 << 5)) + round % 4 * 16 * kPitch; };
         load_matrices(b[0], at(0));
@@ -303,7 +374,35 @@ struct Int8Attention {
     // o += f (w v). meanwhile(n): what is done beside 16 channels.
     template <typename F>
     __device__ void values(const unsigned (&w)[kM][4], const float (&f)[kM], unsigned v_lane, F meanwhile) {
-#if __CUDA_ARCH__ >= 800
+#if __CUDA_ARCH__ < 700
+        // Of all keys of its rows: word i of 16 keys is another lane's of the quad.
+        unsigned all[kM][4][4];
+#pragma unroll
+        for (int x = 0; x < 16 * kM; x++)
+            all[x / 16][x / 4 % 4][x % 4] = __shfl_sync(~0u, w[x / 16][x / 4 % 4], x % 4, 4);
+#pragma unroll
+        for (int n = 0; n < kD / 8; n++) {
+            if (n % 2 == 0) meanwhile(n / 2);
+            int c[kM][2];
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+#pragma unroll
+                for (int m = 0; m < kM; m++) c[m][i] = magic.bits[0];
+#pragma unroll
+                for (int g = 0; g < 4; g++) {
+                    unsigned b[4];
+                    load_words(b, (v_lane ^ (g << 4)) + n * 512 + i * 64);
+#pragma unroll
+                    for (int m = 0; m < kM; m++) {
+#pragma unroll
+                        for (int x = 0; x < 4; x++) c[m][i] = dot4_unsigned(all[m][g][x], b[x], c[m][i]);
+                    }
+                }
+            }
+            fold(n, c, f);
+        }
+        meanwhile(kD / 16);
+#elif __CUDA_ARCH__ >= 800
         int c[2][kM][2];
         unsigned b[2][4];
         load_matrices(b[0], v_lane);

@@ -15,6 +15,8 @@
 //
 // All else is as in conv.cu.
 
+// not built for: sm_61
+
 #include "conv_kernel.cuh"
 
 CONV(bordered_3x3_16x96_precise, false, 3, 3, 1, 4, kAcross, 4, kGroupsOf96, true)

@@ -32,6 +32,8 @@
 // Half sums (`fast`): as in linear.cu, at most 32 products are summed in half before they are added to a float. A block
 // that comes out with an infinity or a NaN multiplies again with float sums.
 
+// not built for: sm_61
+
 #include "conv_kernel.cuh"
 
 // Named after the taps of the image, the stride, and image rows by channels of a block. The numbers: taps, stride,

@@ -31,6 +31,9 @@
 // A lane then makes 8 adjacent elements of two rows (packed_blocks.cuh) and has the same 8 of a row of x: which of a
 // tile's k they are is as good as any other. x is read from the caches.
 //
+// Without tensor cores (sm_61) a lane makes the same 8 elements of two rows floats, multiplies them with the same 8 of
+// each row of x, and a quad adds up at the end.
+//
 // A token. Of one or two rows of x, as text that is written has them, the products of a layer are short: with a block
 // for 16 rows of w most of a block's time was its first bytes' way, and with ten steps two of eight warps had twice as
 // much to do as the others (9728 x 2560 of Q4_K: 1.0 TB/s on an H200, where 13824 x 5120 had 1.5). So as many blocks as
@@ -97,7 +100,7 @@ __device__ inline unsigned bits(__half2 v) {
 // kPitch      bytes from row to row in shared memory: such that four rows' 32 bytes lie in different banks
 // kScaled     elements that share a scale: sums over so many are multiplied by scale(step, e)
 // An object is the step of one row: weights() are elements e to e + 7 as halves, mins() what the group of e has for a
-// min, twice.
+// min, twice. numbers(): the same elements as floats, with the scales and mins of blocks and groups in them.
 
 template <typename Type>
 __device__ inline void halves_of_quants(Bytes block, int e, unsigned (&out)[4]) {
@@ -107,6 +110,19 @@ __device__ inline void halves_of_quants(Bytes block, int e, unsigned (&out)[4]) 
     as_halves<Type>(q, v);
 #pragma unroll
     for (int i = 0; i < 4; i++) out[i] = bits(v[i]);
+}
+
+__device__ inline void floats_of(const unsigned (&halves)[4], float (&out)[8]) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float2 pair = to_floats(halves[i]);
+        out[2 * i] = pair.x, out[2 * i + 1] = pair.y;
+    }
+}
+
+__device__ inline void multiply_all(float (&v)[8], float by, float less = 0) {
+#pragma unroll
+    for (float& x : v) x = fmaf(x, by, -less);
 }
 
 template <typename Type, int kPitchBytes>
@@ -121,6 +137,12 @@ struct Blocks32 {
         halves_of_quants<Type>(step + e / 32 * Type::kBytes, first, out);
     }
     __device__ float scale(int e) const { return __half2float(Type::d(step + e / 32 * Type::kBytes)); }
+    __device__ void numbers(int e, int first, float (&out)[8]) const {
+        unsigned q[2];
+        Type::quants(step + e / 32 * Type::kBytes, first, q);
+        as_floats<Type>(q, out);
+        multiply_all(out, scale(e));
+    }
 };
 
 template <typename Type, int kPitchBytes>
@@ -162,6 +184,15 @@ struct SixBitGroups {
     __device__ unsigned mins(int e) const { return bits(of_group(mins_, e)); }
     __device__ float scale(int) const { return d.x; }
     __device__ float min_scale() const { return d.y; }
+    __device__ static float float_of_group(const unsigned (&bytes)[2], int e) {
+        return float(bytes[e / 128] >> e / 32 % 4 * 8 & 255u);
+    }
+    __device__ void numbers(int e, int first, float (&out)[8]) const {
+        unsigned q[2];
+        Type::quants(step, e + first, q);
+        as_floats<Type>(q, out);
+        multiply_all(out, d.x * float_of_group(scales, e), d.y * float_of_group(mins_, e));
+    }
 };
 
 struct WeightQ6_K {
@@ -181,6 +212,12 @@ struct WeightQ6_K {
         for (int i = 0; i < 4; i++) out[i] = bits(__hmul2(scale, v[i]));
     }
     __device__ float scale(int) const { return half_at(step + 208); }
+    __device__ void numbers(int e, int first, float (&out)[8]) const {
+        unsigned q[2];
+        Q6_K::quants(step, e + first, q);
+        as_floats<Q6_K>(q, out);
+        multiply_all(out, Q6_K::scale(step, e + first));
+    }
 };
 
 struct WeightI8 {
@@ -197,6 +234,11 @@ struct WeightI8 {
     __device__ void weights(int e, int first, unsigned (&out)[4]) const {
         halves_of_quants<WeightI8>(step, e + first, out);
     }
+    __device__ void numbers(int e, int first, float (&out)[8]) const {
+        unsigned q[2];
+        quants(step, e + first, q);
+        as_floats<WeightI8>(q, out);
+    }
 };
 
 struct WeightF16 {
@@ -208,6 +250,11 @@ struct WeightF16 {
     __device__ explicit WeightF16(Bytes of) : step(of) {}
     __device__ void weights(int e, int first, unsigned (&out)[4]) const {
         load_words<Reading::kCached>(out, step + 2 * (e + first));
+    }
+    __device__ void numbers(int e, int first, float (&out)[8]) const {
+        unsigned words[4];
+        weights(e, first, words);
+        floats_of(words, out);
     }
 };
 
@@ -224,6 +271,11 @@ struct WeightBF16 {
         load_words<Reading::kCached>(words, step + 2 * (e + first));
 #pragma unroll
         for (int i = 0; i < 4; i++) out[i] = to_halves(finite(words[i] << 16), finite(words[i] & 0xffff0000u));
+    }
+    __device__ void numbers(int e, int first, float (&out)[8]) const {
+        unsigned words[4];
+        weights(e, first, words);
+        floats_of(words, out);
     }
 };
 
@@ -247,6 +299,11 @@ struct WeightF8 {
         words_at<8>(step + e + first, bytes);
 #pragma unroll
         for (int i = 0; i < 4; i++) out[i] = halves(bytes[i / 2], i % 2 ? 0x3424 : 0x1404);
+    }
+    __device__ void numbers(int e, int first, float (&out)[8]) const {
+        unsigned words[4];
+        weights(e, first, words);
+        floats_of(words, out);
     }
 };
 
@@ -387,12 +444,50 @@ struct FewRows {
         }
     }
 
+    // The same without tensor cores: of all columns, and of this lane's part of k. x: row 0 of `rows`, k elements
+    // apart.
+    template <int kAsked>
+    __device__ static void add_by_lanes(float (&sum)[2][kAsked], const Weight& low, const Weight& high, const __half* x,
+                                        int k, int rows, int eighth) {
+        for (int e = 0; e < Weight::kStep; e += 32) {
+            float of_low[8], of_high[8];
+            low.numbers(e, eighth, of_low);
+            high.numbers(e, eighth, of_high);
+#pragma unroll
+            for (int c = 0; c < kAsked; c++) {
+                if (c >= rows) continue;
+                unsigned words[4];
+                float xs[8];
+                load_words<Reading::kCached>(words, x + static_cast<i64>(c) * k + e + eighth);
+                floats_of(words, xs);
+#pragma unroll
+                for (int i = 0; i < 8; i++) {
+                    sum[0][c] = fmaf(of_low[i], xs[i], sum[0][c]);
+                    sum[1][c] = fmaf(of_high[i], xs[i], sum[1][c]);
+                }
+            }
+        }
+    }
+
+    // A quad's sums become a fragment of C: columns 2t and 2t + 1 of each tile.
+    template <int kAsked>
+    __device__ static void share(const float (&sum)[2][kAsked], float (&fragment)[kTiles][4], int t) {
+#pragma unroll
+        for (int i = 0; i < 2 * kAsked; i++) {
+            const int row = i / kAsked, c = i % kAsked;
+            float total = sum[row][c];
+            total += __shfl_xor_sync(~0u, total, 1);
+            total += __shfl_xor_sync(~0u, total, 2);
+            if (c / 2 % 4 == t) fragment[c / 8][row * 2 + c % 2] = total;
+        }
+    }
+
     __device__ void run() {
         __shared__ __align__(16) unsigned char memory[kPlaces > kSums ? kPlaces : kSums];
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
         unsigned char* place = memory + warp * kRows * Weight::kPitch;
         const Bytes first = row(0), lower = row(g), upper = row(g + 8);
-        float sum[kTiles][4] = {};
+        float sum[kTiles][4] = {}, by_lane[2][kHasTensorCores ? 1 : kColumns] = {};
         if (warp < p.steps) fetch(first + warp * static_cast<i64>(Weight::kBytes), lane);
         for (int step = warp; step < p.steps; step += kWarps) {
             put(place, lane);
@@ -407,9 +502,14 @@ struct FewRows {
             const Bytes low = place + g * Weight::kPitch + before(lower + step * static_cast<i64>(Weight::kBytes));
             const Bytes high =
                 place + (g + 8) * Weight::kPitch + before(upper + step * static_cast<i64>(Weight::kBytes));
-            add_step<false>(sum, Weight(low), Weight(high), x, 8 * t);
+            if constexpr (kHasTensorCores) {
+                add_step<false>(sum, Weight(low), Weight(high), x, 8 * t);
+            } else {
+                add_by_lanes(by_lane, Weight(low), Weight(high), p.x + step * Weight::kStep, p.k, p.m, 8 * t);
+            }
             __syncwarp();
         }
+        if constexpr (!kHasTensorCores) share(by_lane, sum, t);
         __syncthreads();  // places become sums
         float* sums = reinterpret_cast<float*>(memory);
 #pragma unroll
@@ -477,7 +577,7 @@ struct Token : FewRows<Weight, 1> {
         // What the warp fetched last, in the tile's first row; and from the end of a tile's steps to the next tile.
         Bytes next = this->row(0) + warp * static_cast<i64>(Weight::kBytes);
         const i64 over = gridDim.x * (kRows * p.row_bytes) - p.steps * static_cast<i64>(Weight::kBytes);
-        float sum[1][4] = {};
+        float sum[1][4] = {}, by_lane[2][kAsked] = {};
         int tile = 0, step = warp;
         this->fetch(next, lane);
         for (int first = 0; first < tiles; first += kGroup) {
@@ -493,9 +593,19 @@ struct Token : FewRows<Weight, 1> {
                 if (tile < tiles) this->fetch(next, lane);
                 const Bytes low = place + g * Weight::kPitch + Product::before(here + g * p.row_bytes);
                 const Bytes high = place + (g + 8) * Weight::kPitch + Product::before(here + (g + 8) * p.row_bytes);
-                Product::template add_step<true>(sum, Weight(low), Weight(high), of_x, 8 * t);
+                if constexpr (kHasTensorCores) {
+                    Product::template add_step<true>(sum, Weight(low), Weight(high), of_x, 8 * t);
+                } else {
+                    const __half* rows = p.x + (of_x[0] - x);
+                    Product::add_by_lanes(by_lane, Weight(low), Weight(high), rows, p.k, p.m, 8 * t);
+                }
                 __syncwarp();
                 if (tile == now) continue;
+                if constexpr (!kHasTensorCores) {
+                    Product::share(by_lane, sum, t);
+#pragma unroll
+                    for (int i = 0; i < 2 * kAsked; i++) by_lane[i / kAsked][i % kAsked] = 0;
+                }
                 if (t == 0) {
 #pragma unroll
                     for (int i = 0; i < 4; i++) sums[now - first][warp][i % 2][g + i / 2 * 8] = sum[0][i];

@@ -6,6 +6,12 @@
 
 using i64 = long long;
 
+// Compute capability 6.1 knows no such parameters, and no kernel takes the address of one.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 700
+#undef __grid_constant__
+#define __grid_constant__
+#endif
+
 // What is finite and beyond 65504 as 65504 with its sign. Infinities and NaN stay.
 __device__ inline float within_halves(float v) {
     return fabsf(v) < __uint_as_float(0x7f800000u) ? fminf(fmaxf(v, -65504.0f), 65504.0f) : v;

@@ -42,6 +42,8 @@
 //   At the other end, a part below 2^-14 is rounded to multiples of 2^-24: an absolute error of about sqrt(k) 2^-27.
 // Where the tile is whole the order of the sums does not depend on the block's shape, so all cuts give the same result.
 
+// not built for: sm_61
+
 #include "linear_epilogue.cuh"
 
 template <int kRowWarps, int kColumnWarps, int kBands, bool kFast, bool kPaired>

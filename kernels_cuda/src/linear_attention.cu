@@ -38,6 +38,8 @@
 // the memory decides. Causal adds the sums of chunks, 12 m d / 256 bytes a token, and 2 (m + d) operations for each of
 // 128 keys. Tiles come ahead of their use; logarithms and powers are 3 of MUFU's for each feature of a token.
 
+// not built for: sm_61
+
 #include "linear_attention_rows.cuh"
 #include "stores.cuh"
 

@@ -10,6 +10,7 @@
 // an answer from L2 takes about a thousand cycles where all multiprocessors ask.
 #pragma once
 
+#include "dot4.cuh"
 #include "half_sums.cuh"
 #include "keep_order.cuh"
 #include "linear_params.cuh"
@@ -203,7 +204,9 @@ struct Product {
     // sums = x * weight^T for the block's tile. kMixed: steps that the assembler may mix.
     template <bool kFast, int kMixed = kOrdered>
     __device__ void multiply_tiles(Sums& sums) const {
-        if constexpr (kFast) {
+        if constexpr (!kHasTensorCores) {
+            multiply_by_lanes(sums);
+        } else if constexpr (kFast) {
             multiply_fast(sums);
         } else {
             multiply_precise<kMixed>(sums);
@@ -216,6 +219,49 @@ struct Product {
 #pragma unroll
         for (int i = 0; i < kGroups * 2 * kBands * 4; i++) {
             sums[i / (8 * kBands)][i / (4 * kBands) % 2][i / 4 % kBands][i % 4] = Sum{};
+        }
+    }
+
+    // A lane has the sums that a fragment of C gives it, 2 kBands rows x 16 columns, and multiplies 16 bytes of all of
+    // them at a time. A tile is stored while the one before it is multiplied, and the one after it is on its way.
+    __device__ void multiply_by_lanes(Sums& sums) const {
+        Walk<1, 1> walk(*this, place());
+        walk.begin();
+        clear(sums);
+        const int row = lane_again() / 4, column = lane_again() % 4 * 2;
+        const unsigned rows = (warp_row() + row) * Tile::kRowBytes, row_twist = Tile::twist(row) << 4;
+        const unsigned columns = kRowTile + (warp_column() + column) * Tile::kRowBytes,
+                       column_twist = Tile::twist(column) << 4;
+        for (int k0 = 0; k0 < p.k; k0 += kAcross) {
+            walk.bring(0, k0);
+#pragma unroll 1
+            for (unsigned unit = 0; unit < Tile::kRowBytes; unit += 16) {
+                multiply_unit(sums, walk.slot + rows + (unit ^ row_twist), walk.slot + columns + (unit ^ column_twist));
+            }
+            walk.pass();
+            walk.advance();
+        }
+    }
+
+    // 16 bytes of each row and column. Every eighth row is a lane's, and of eight columns two.
+    __device__ static void multiply_unit(Sums& sums, unsigned rows, unsigned columns) {
+        unsigned a[2 * kBands][4];
+#pragma unroll
+        for (int r = 0; r < 2 * kBands; r++) load_words(a[r], rows + r * 8 * Tile::kRowBytes);
+#pragma unroll
+        for (int part = 0; part < kPartsOfDot<Sum>; part++) {
+#pragma unroll
+            for (int c = 0; c < 16; c++) {
+                unsigned b[4];
+                load_words(b, columns + (c / 2 * 8 + c % 2) * Tile::kRowBytes);
+#pragma unroll
+                for (int r = 0; r < 2 * kBands; r++) {
+#pragma unroll
+                    for (int w = 0; w < 4; w++) {
+                        dot4(sums[c / 4][c / 2 % 2][r / 2][r % 2 * 2 + c % 2], a[r][w], b[w], part);
+                    }
+                }
+            }
         }
     }
 

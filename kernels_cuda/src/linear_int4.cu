@@ -19,7 +19,9 @@
 
 #include "linear_integers.cuh"
 
+#if __CUDA_ARCH__ >= 700  // as of linear_int8
 LINEAR_INTEGERS(linear_int4, 192x128, Int4Sum, 2, 2, 6)
+#endif
 LINEAR_INTEGERS(linear_int4, 128x256, Int4Sum, 2, 4, 4)
 LINEAR_INTEGERS(linear_int4, 128x128, Int4Sum, 2, 2, 4)
 LINEAR_INTEGERS(linear_int4, 64x128, Int4Sum, 1, 2, 4)

@@ -24,10 +24,15 @@ constexpr bool kHasAsyncCopy = true;
 #else
 constexpr bool kHasAsyncCopy = false;
 #endif
-#if __CUDA_ARCH__ >= 900
+#if __CUDA_ARCH__ >= 900 || __CUDA_ARCH__ < 700
 constexpr bool kHasInt4 = false;
 #else
 constexpr bool kHasInt4 = true;
+#endif
+#if __CUDA_ARCH__ < 700
+constexpr bool kHasTensorCores = false;
+#else
+constexpr bool kHasTensorCores = true;
 #endif
 
 __device__ inline unsigned shared_address(const void* p) {
@@ -147,9 +152,9 @@ __device__ inline void mma_half_step(int (&c)[4], unsigned a0, unsigned a1, unsi
 
 // 4-bit integers, two in a byte: a k-step is 64 of them. Sums are exact.
 //
-// From sm_90 on there are no instructions for them. Of eight numbers in a register the even ones, moved up, and the odd
-// ones are four bytes each, 16 times as large; the order along k is the same in both operands. A sum is then 256 times
-// as large as it should be.
+// From sm_90 on, and on sm_61, there are no instructions for them. Of eight numbers in a register the even ones, moved
+// up, and the odd ones are four bytes each, 16 times as large; the order along k is the same in both operands. A sum is
+// then 256 times as large as it should be.
 struct Int4Sum {
     int units;
 

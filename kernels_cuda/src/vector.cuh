@@ -36,14 +36,20 @@ __device__ inline void zero(Pack<T>& pack) {
     for (unsigned& word : pack.words) word = 0;
 }
 
-// Streaming: read once, so it does not evict from L1 what the block reads again. Cached: the usual.
+// Streaming: read once, so it does not evict from L1 what the block reads again. Cached: the usual. Compute capability
+// 6.1 reads past L1 unless it is told otherwise.
 enum class Reading { kStreaming, kCached };
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 700
+#define LOAD_STREAMING "ld.global"
+#else
+#define LOAD_STREAMING "ld.global.L1::no_allocate"
+#endif
 
 template <Reading kReading>
 __device__ inline void load_words(unsigned (&to)[4], const void* p) {
     uint4 v;
     if constexpr (kReading == Reading::kStreaming) {
-        asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+        asm volatile(LOAD_STREAMING ".v4.u32 {%0, %1, %2, %3}, [%4];"
                      : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                      : "l"(p));
     } else {
@@ -56,7 +62,7 @@ template <Reading kReading>
 __device__ inline void load_words(unsigned (&to)[2], const void* p) {
     uint2 v;
     if constexpr (kReading == Reading::kStreaming) {
-        asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
+        asm volatile(LOAD_STREAMING ".v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
     } else {
         v = *static_cast<const uint2*>(p);
     }

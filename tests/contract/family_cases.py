@@ -16,6 +16,7 @@ import family_scenes
 import int8_files
 import pytest
 import torch
+from files_in_use import tensors_of
 from in_halves import HALF, computing_in, load
 from packed_files import packed_file, unpacked
 from safetensors.torch import load_file, save_file
@@ -206,7 +207,7 @@ def _numbers(path: Path) -> Path:
 def _of_linears_in_halves(path: Path) -> Path:
     """The file again, with every Linear's numbers as halves have them: of a quantised file stock keeps each Linear in the type
     that it computes in, also those beside the blocks that a model declares as fp32 (`comfy.ops.mixed_precision_ops`)."""
-    tensors, metadata = load_file(path), dict(read_header(path).metadata)
+    tensors, metadata = tensors_of(path), dict(read_header(path).metadata)
     layers = {name.removesuffix(".weight") for name, tensor in tensors.items() if tensor.ndim == 2}
     for name, tensor in tensors.items():
         if name.endswith((".weight", ".bias")) and name.rpartition(".")[0] in layers:

@@ -30,13 +30,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusestream.kernels_cuda import OPS, KernelPolicy, launcher
 from fusestream.kernels_cuda.binary import arch
+from fusestream.kernels_cuda.build import matrix
 from fusestream.kernels_cuda.call import Call
 from fusestream.kernels_cuda.launcher import Kernel, Pointer
 from fusestream.kernels_cuda.ops.matmul import linear_torch
 from fusestream.kernels_cuda.registry import CudaCandidate, Op, StockCandidate
 
 # Compute capability -> multiprocessors of a card that has it.
-CARDS = {(7, 5): 34, (8, 0): 108, (8, 6): 28, (8, 9): 76, (9, 0): 132, (12, 0): 170}
+CARDS = {(6, 1): 28, (7, 5): 34, (8, 0): 108, (8, 6): 28, (8, 9): 76, (9, 0): 132, (12, 0): 170}
 BY_TORCH = ("products in stripes",)  # candidates whose products are torch's alone to make, and differ by its version
 KNOWN = {(unit, name) for op in OPS.values() for unit, names in op.kernels.items() for name in names}
 POLICIES = [KernelPolicy.of("on", precision=precision) for precision in ("precise", "fast", "turbo")]
@@ -68,6 +69,9 @@ class Recorder:
 
     def isa_class(self, _unit: str) -> str:
         return arch.isa_class(arch.preference(self.capability)[0])
+
+    def has(self, unit: str) -> bool:
+        return self.isa_class(unit) in map(arch.isa_class, matrix.variants(unit))
 
     def launches_ahead(self, _unit: str, _names: object) -> bool:
         return self.capability >= (9, 0)
@@ -193,6 +197,39 @@ def refused_on_a_card(candidate: linear_torch.Cublas, call: Call) -> str | None:
         return candidate.refuse(call)
 
 
+def ways_on(card: Recorder, candidate: CudaCandidate, call: Call) -> list[Any] | None:
+    """The tactics that a card's class has kernels for; None: it has none of those that there are."""
+    offered = candidate.ways(call)
+    ways = [one for one in offered if candidate.runs is None or candidate.runs(call, card, one)]  # type: ignore[arg-type]
+    return ways if ways or not offered else None
+
+
+def cards_of(candidate: CudaCandidate) -> list[Recorder]:
+    """Those that have code of the candidate's unit."""
+    return [card for card in map(Recorder, CARDS) if not candidate.unit or card.has(candidate.unit)]
+
+
+def launched_on(
+    card: Recorder, candidate: CudaCandidate, op: Op, call: Call, policies: list[KernelPolicy]
+) -> Iterator[tuple[str, str, str]]:
+    """Each way to compute a call on a card, by its words: what it launches, in few words and in full."""
+    seen = set()
+    for policy in policies:
+        asked = replace(call, policy=policy)
+        ways = ways_on(card, candidate, asked)
+        if ways is None:
+            continue
+        offered = ", ".join(map(str, ways))
+        if (offered, op.shape_class(asked)) in seen:
+            continue
+        seen.add((offered, op.shape_class(asked)))
+        for tactic in (None, *ways):
+            made = launches(candidate, asked, names_of(op), tactic, card.capability)
+            key = f"{policy.precision} {tactic if tactic is not None else f'by rule of [{offered}]'}"
+            few = "; ".join(text for text, _ in made if text) or "nothing"
+            yield key, few, "\n".join(text for _, text in made)
+
+
 def told(op: Op, call: Call, monkeypatch: pytest.MonkeyPatch, in_full: list[str]) -> Iterator[str]:
     """All that is to be seen of one call: what is said of it, and what each way to compute it launches on each card."""
     try:
@@ -201,7 +238,6 @@ def told(op: Op, call: Call, monkeypatch: pytest.MonkeyPatch, in_full: list[str]
         yield f"  error: {error}"
         return
     yield f"  class: {op.shape_class(call)}"
-    names = names_of(op)
     for candidate in op.candidates:
         if isinstance(candidate, linear_torch.Cublas):
             yield f"  {candidate.name}: {refused_on_a_card(candidate, call) or 'serves'}"
@@ -215,25 +251,14 @@ def told(op: Op, call: Call, monkeypatch: pytest.MonkeyPatch, in_full: list[str]
         # What one tier refuses another may serve.
         served = [one for one in POLICIES if next(candidate.obstacles(replace(call, policy=one)), None) is None]
         found: dict[tuple[str, str], dict[str, list[str]]] = {}
-        for capability in CARDS:
-            monkeypatch.setitem(launcher._cards, (None, None), Recorder(capability))  # a tensor on the CPU has no index
-            seen = set()
-            for policy in served:
-                asked = replace(call, policy=policy)
-                ways = candidate.ways(asked)
-                offered = ", ".join(map(str, ways))
-                if (offered, op.shape_class(asked)) in seen:
-                    continue
-                seen.add((offered, op.shape_class(asked)))
-                for tactic in (None, *ways):
-                    made = launches(candidate, asked, names, tactic, capability)
-                    full = "\n".join(text for _, text in made)
-                    key = f"{policy.precision} {tactic if tactic is not None else f'by rule of [{offered}]'}"
-                    few = "; ".join(text for text, _ in made if text) or "nothing"
-                    found.setdefault((few, full), {}).setdefault(key, []).append(f"{capability[0]}{capability[1]}")
+        able = cards_of(candidate)
+        for card in able:
+            monkeypatch.setitem(launcher._cards, (None, None), card)  # a tensor on the CPU has no index
+            for key, few, full in launched_on(card, candidate, op, call, served):
+                found.setdefault((few, full), {}).setdefault(key, []).append("{}{}".format(*card.capability))
         for (few, full), keys in found.items():
             digest = hashlib.sha256(full.encode()).hexdigest()[:12]
-            cards = {key: "all" if len(on) == len(CARDS) else " ".join(on) for key, on in keys.items()}
+            cards = {key: "all" if len(on) == len(able) else " ".join(on) for key, on in keys.items()}
             by_cards: dict[str, list[str]] = {}
             for key, on in cards.items():
                 by_cards.setdefault(on, []).append(key)

@@ -74,3 +74,9 @@ def precision(request: pytest.FixtureRequest) -> str:
 def isa(request: pytest.FixtureRequest) -> str | None:
     """The card's own code, and Turing's code compiled by the driver from PTX."""
     return request.param
+
+
+@pytest.fixture(params=[None, "sm_75", "sm_61"], ids=["native", "turing", "pascal"])
+def every_isa(request: pytest.FixtureRequest) -> str | None:
+    """... and Pascal's, which has no tensor cores: of files of tests whose kernels are made for it."""
+    return request.param

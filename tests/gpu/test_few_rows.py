@@ -66,6 +66,11 @@ def check(encoding, tensors, isa):
     return got
 
 
+@pytest.fixture
+def isa(every_isa):
+    return every_isa
+
+
 @pytest.mark.sanitize
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize(("m", "n", "steps"), [(1, 1, 1), (3, 17, 2), (8, 16, 9), (9, 33, 3), (16, 15, 17)])

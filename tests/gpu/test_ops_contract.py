@@ -25,6 +25,11 @@ FOLDED = ("upsample_conv2d", "bordered_upsample_conv")
 EACH = pytest.mark.parametrize(("name", "contract"), CONTRACTS.items(), ids=CONTRACTS)
 
 
+@pytest.fixture
+def isa(every_isa: str | None) -> str | None:
+    return every_isa
+
+
 def served(name: str, contract: Contract, isa: str | None, number: int, **draw: int) -> list[tuple[Sample, Sample]]:
     """Calls that a kernel serves, on the CPU and on the card: of odd sizes and strides many do not."""
     found = []

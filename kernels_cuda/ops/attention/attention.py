@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...binary.arch import half_sums_pay
+from ...binary.arch import half_sums_pay, has_tensor_cores
 from ...call import Call, Plan, by_name, round_up
 from ...launcher import Card, Launch, Pointer, output, parameter_struct
 from ...plans import plan_of, strides
@@ -227,6 +227,10 @@ class Tactic:
         return self.precision
 
     @property
+    def unit(self) -> str:
+        return INT8_UNIT if self.rounds_values else UNIT
+
+    @property
     def rounds_values(self) -> bool:
         return self.precision == "turbo_int8"
 
@@ -252,7 +256,12 @@ def ways(call: Call) -> list[Tactic]:
 def first_way(call: Call, card: Card) -> Tactic:
     """What is best by rule, where nothing was measured: half sums are for cards that add them faster."""
     pays = half_sums_pay(card.capability)
-    return next(way for way in ways(call) if pays or way is not TURBO_HALF)
+    return next(way for way in ways(call) if runs(call, card, way) and (pays or way is not TURBO_HALF))
+
+
+def runs(call: Call, card: Card, way: Tactic) -> bool:
+    """Whether the card's class has such kernels: without tensor cores those of bytes alone, and for heads of up to 128."""
+    return card.has(way.unit) and (has_tensor_cores(card.capability) or call.first.shape[3] != ONLY_INT8)
 
 
 # Of a kernel beside lengths and grouped heads: nothing, lists of blocks, everything.
@@ -337,8 +346,7 @@ def _in_8_bits(call: Call, card: Card, tactic: Tactic, all_heads: int) -> Callab
 def _launch(call: Call, o: Operands, card: Card, tactic: Tactic, all_heads: int) -> Launch:
     """The launch of a call, or of some heads of it, into a contiguous output with all heads."""
     b, s, h, d = o.q.shape
-    unit = INT8_UNIT if tactic.rounds_values else UNIT
-    kernel = card.kernel(unit, kernel_name(d, tactic, _asked(o)))
+    kernel = card.kernel(tactic.unit, kernel_name(d, tactic, _asked(o)))
     rows, threads, shared_bytes = kernel.cut
     fields = {
         "q_length": s,
@@ -440,7 +448,7 @@ ATTENTION = Op(
     reference=reference,
     fake=fake,
     candidates=(
-        CudaCandidate("cuda", obstacles, plan, ways),
+        CudaCandidate("cuda", obstacles, plan, ways, runs=runs),
         attention_products.PRODUCTS,
         *(TorchBackend(name, backend) for name, backend in SERVING.items()),
         StockCandidate(stock, begins=stock_begins),

@@ -169,4 +169,4 @@ def mix(
         torch.div(mixed, sums[:, None], out=out[at : at + count])
 
 
-PRODUCTS = CudaCandidate("products in stripes", obstacles, plan, ours=False)
+PRODUCTS = CudaCandidate("products in stripes", obstacles, plan, unit=UNIT, ours=False)

@@ -263,7 +263,7 @@ BORDERED_CONV = Op(
     reference=reference,
     fake=fake,
     candidates=(
-        CudaCandidate("cuda", obstacles, plan, ways),
+        CudaCandidate("cuda", obstacles, plan, ways, unit=UNIT),
         StockCandidate(stock, begins=conv_torch.begins),
         CudaCandidate("cudnn + fused pass", fused_obstacles, fused_plan, ours=False, begins=conv_torch.begins),
     ),

@@ -362,7 +362,7 @@ CONV = Op(
     reference=reference,
     fake=fake,
     candidates=(
-        CudaCandidate("cuda", obstacles, plan, ways),
+        CudaCandidate("cuda", obstacles, plan, ways, unit="conv"),
         StockCandidate(stock, begins=conv_torch.begins),
         conv_torch.FUSED,
         conv_flat.FLAT,

@@ -86,7 +86,7 @@ class IntegerProduct:
             reference=self._named(compute, paired),
             fake=self._named(_empty, paired),
             candidates=(
-                CudaCandidate("cuda", obstacles, self.plan, self.ways),
+                CudaCandidate("cuda", obstacles, self.plan, self.ways, runs=self.runs),
                 StockCandidate(self.stock(paired=paired)),
                 *others,
             ),
@@ -95,15 +95,23 @@ class IntegerProduct:
             kernels={self.unit: tuple(f"{name}_{cut.rows}x{cut.columns}" for cut in self.cuts)},
         )
 
+    def cuts_of(self, isa: IsaClass | None) -> list[Cut]:
+        """The tiles that a class has kernels of; None: of a class with tensor cores."""
+        return [cut for cut, classes in self.cuts.items() if isa is None or isa in classes]
+
     def ways(self, _call: Call) -> list[Tactic]:
         return [Tactic(cut) for cut in self.cuts]
+
+    def runs(self, _call: Call, card: Card, tactic: Tactic) -> bool:
+        """Whether the card's class has kernels of this tile."""
+        return card.isa_class(self.unit) in self.cuts[tactic.cut]
 
     def best_cut(
         self, m: int, n: int, multiprocessors: int, isa: IsaClass, *, paired: bool = False, unpacks: bool = False
     ) -> Cut:
         """The least time by rule, as `linear` has it. unpacks: numbers become bytes in registers, which warps of more than 64
         rows have none left for."""
-        able = (cut for cut in self.cuts if not unpacks or cut.warp_rows <= WARP_ROWS)
+        able = (cut for cut, of in self.cuts.items() if isa in of and (not unpacks or cut.warp_rows <= WARP_ROWS))
         return min(able, key=lambda cut: cut.cost(m, n, paired, multiprocessors) / self.cuts[cut][isa])
 
     def kernel_name(self, cut: Cut, *, paired: bool = False) -> str:

@@ -58,7 +58,7 @@ def test_forced_class(monkeypatch):
     monkeypatch.setenv("FUSESTREAM_FORCE_CLASS", "sm_75")
     assert launcher.forced_class() == "sm_75"
     monkeypatch.setenv("FUSESTREAM_FORCE_CLASS", "turing")
-    with pytest.raises(ValueError, match="FUSESTREAM_FORCE_CLASS=turing: expected sm_75 or sm_80"):
+    with pytest.raises(ValueError, match="FUSESTREAM_FORCE_CLASS=turing: expected one of sm_61, sm_75, sm_80"):
         launcher.forced_class()
 
 

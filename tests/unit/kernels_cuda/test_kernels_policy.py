@@ -20,7 +20,7 @@ from fusestream.kernels_cuda.binary.arch import (
     too_old,
 )
 from fusestream.kernels_cuda.ledger import Choice, Ledger
-from fusestream.kernels_cuda.policy import PRECISIONS
+from fusestream.kernels_cuda.policy import ISA_CLASSES, PRECISIONS
 
 modes = st.sampled_from(["auto", "on", "off"])
 policies = st.builds(
@@ -28,7 +28,7 @@ policies = st.builds(
     modes,
     st.dictionaries(st.sampled_from(sorted(OPS)), modes),
     st.sampled_from(PRECISIONS),
-    st.sampled_from([None, "sm_75", "sm_80"]),
+    st.sampled_from([None, *ISA_CLASSES]),
 )
 
 
@@ -101,6 +101,8 @@ def test_the_ledger_says_each_reason_once(caplog):
 @pytest.mark.parametrize(
     ("capability", "best"),
     [
+        ((6, 1), "sm_61"),
+        ((6, 2), "sm_61"),
         ((7, 5), "sm_75"),
         ((8, 0), "sm_80"),
         ((8, 6), "sm_86"),
@@ -122,16 +124,19 @@ def test_the_best_variant_comes_first(capability, best):
 
 def test_a_cubin_runs_on_its_own_major_only():
     for variant in CUBINS:
-        for capability in ((7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0), (12, 1)):
+        for capability in ((6, 1), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0), (12, 1)):
             if variant in preference(capability):
                 arch = int(variant.split("_")[1])
                 assert arch // 10 == capability[0] and arch % 10 <= capability[1]
 
 
 def test_a_forced_class_leaves_its_ptx():
+    assert preference((9, 0), "sm_61") == ["compute_61"] and "compute_61" not in preference((9, 0))
     assert preference((9, 0), "sm_75") == ["compute_75"]
     assert preference((9, 0), "sm_80") == ["compute_80"]
     assert preference((7, 5), "sm_80") == []
-    assert too_old((7, 0)) == "compute capability 7.0 is older than 7.5 (Turing)"
-    assert too_old((7, 5)) is None
-    assert [isa_class(v) for v in (*CUBINS, *PTX)] == ["sm_75", "sm_80", "sm_80", "sm_80", "sm_75", "sm_80"]
+    for capability in ((5, 2), (6, 0), (7, 0), (7, 2)):  # 6.0 has no dp4a, 7.0 no ldmatrix
+        assert too_old(capability) and f"{capability[0]}.{capability[1]} has no code here" in str(too_old(capability))
+    assert not any(map(too_old, ((6, 1), (6, 2), (7, 5), (8, 9), (12, 0))))
+    assert [isa_class(v) for v in CUBINS] == ["sm_61", "sm_75", "sm_80", "sm_80", "sm_80"]
+    assert [isa_class(v) for v in PTX] == ["sm_61", "sm_75", "sm_80"]

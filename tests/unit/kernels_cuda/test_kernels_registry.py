@@ -564,6 +564,29 @@ def test_a_kernel_that_cuts_its_work_in_one_way_runs_as_it_is(monkeypatch):
     ]
 
 
+class CardWithout:
+    """A card whose class has no code of some units, nor of some ways."""
+
+    words = "compute capability 6.1"
+
+    def has(self, unit):
+        return unit != "halves"
+
+
+def test_what_a_cards_class_has_no_code_of_is_refused_by_name(monkeypatch):
+    monkeypatch.setattr(CudaCandidate, "_card", staticmethod(lambda call: CardWithout()))
+    call = Elsewhere(on="cuda:0")
+    one = CudaCandidate("cuda", lambda call: iter(()), lambda *_: None, unit="bytes")
+    assert one.refuse(call) is None
+    assert dataclasses.replace(one, unit="halves").refuse(call) == (
+        "no kernel of halves is made for compute capability 6.1"
+    )
+    some = dataclasses.replace(one, ways=lambda call: ["wide", "narrow"], runs=lambda call, card, way: way == "narrow")
+    assert some.refuse(call) is None and [way.tactic for way in some.tactics(call)] == ["narrow"]
+    none = dataclasses.replace(some, runs=lambda *_: False)
+    assert none.refuse(call) == "no kernel that computes so is made for compute capability 6.1"
+
+
 def test_who_runs_alone_is_not_timed(make, tuner):
     op = make(Fast(), dataclasses.replace(STOCK, name="stock"))
     op.candidates = (Fast(),)
