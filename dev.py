@@ -99,8 +99,9 @@ def command_line() -> argparse.ArgumentParser:
         add["overlay"].add_argument(name, metavar=name.upper(), type=Path, help=what)
     add["bench"].add_argument(
         "part",
-        choices=["rows", "models", "compare", "report"],
-        help="what to measure; `compare A B`: two trees, settings or results; `report`: only pages and plots",
+        choices=["rows", "models", "compare", "lab", "report"],
+        help="what to measure; `compare A B`: two trees, settings or results; `lab`: techniques that are not shipped; "
+        "`report`: only pages and plots",
     )
     for name, run in {
         "setup": setup_command, "demo": demo, "test": test, "matrix": matrix_command, "overlay": overlay_command,
@@ -119,7 +120,7 @@ HELP = {
     "lint": "run ruff, mypy and clang-format",
     "kernels": "build the device code and pack the archive (--check, --all, --only UNIT, --variant ARCH)",
     "bench": "measure on this machine's GPU and write bench/results: rows [modules, pager, host], models [fidelity, steps], "
-    "compare A B, report [prediction, turing]; each says with --help what it takes",
+    "compare A B, lab, report [prediction, turing]; each says with --help what it takes",
     "quantise": "write a model's file in fewer bits (--to q8_0, q4_k, q5_k, q4_k_m, int8, int8_convrot, convrot_w4a4 or fp8)",
     "doctor": "look at driver, card, kernels, pager, disk and ComfyUI, and write a report to paste (--model FILE, --quick)",
     "workflows": "write the example workflows anew, after a node got an input or an example changed",
@@ -262,7 +263,7 @@ def wheel(options: argparse.Namespace, _rest: list[str]) -> int:
 def bench(options: argparse.Namespace, rest: list[str]) -> int:
     bed, folder = set_up(options, with_browser=False)
     code = call(bed, "bench", options.part, *rest, env={"COMFYUI_PATH": str(folder)})
-    return code if options.part in ("compare", "report") else code or call(bed, "bench", "report")
+    return code if options.part in ("compare", "lab", "report") else code or call(bed, "bench", "report")
 
 
 def quantise(options: argparse.Namespace, _rest: list[str]) -> int:
@@ -297,7 +298,12 @@ def check(bed: Bed) -> int:
     env = {"MYPYPATH": os.pathsep.join([str(packages), str(ROOT / "tests"), str(ROOT / "tools")])}
     beside = {"MYPYPATH": os.pathsep.join([str(ROOT), str(ROOT / "tools")])}
     config = f"--config-file={ROOT / 'pyproject.toml'}"
-    places = {"kernels_cuda": ("cu", "cuh"), "tests/stand_in_driver": ("c", "h"), "tools/bed/windows": ("c",)}
+    places = {
+        "kernels_cuda": ("cu", "cuh"),
+        "bench/lab": ("cu", "cuh"),
+        "tests/stand_in_driver": ("c", "h"),
+        "tools/bed/windows": ("c",),
+    }
     sources = sorted(
         str(path) for folder, kinds in places.items() for kind in kinds for path in (ROOT / folder).rglob(f"*.{kind}")
     )

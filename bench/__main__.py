@@ -19,6 +19,7 @@ COMMANDS = {
     "models fidelity": "fidelity.cli",
     "models steps": "fidelity.steps",
     "compare": "compare",
+    "lab": "lab.cli",
     "report": "report.pages",
     "report prediction": "prediction",
     "report turing": "turing.cli",

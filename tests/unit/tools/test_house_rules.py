@@ -77,6 +77,7 @@ PAGES = [
     ROOT / "bench" / "README.md",
     ROOT / "bench" / "results.md",
     ROOT / "bench" / "turing" / "README.md",
+    ROOT / "bench" / "lab" / "README.md",
     ROOT / "kernels_cuda" / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
 ]

@@ -1,0 +1,1 @@
+"""Techniques that the docs name and nothing shipped uses, beside what is shipped: README.md says which."""
