@@ -3,6 +3,7 @@
     python bench lab                        all of them; writes bench/results/lab-<gpu>.json as it goes
     python bench lab --only "grid barrier"  techniques or cases whose name contains this; merged into the same file
     python bench lab --list                 the cases and what was predicted of each; needs no card
+    python bench lab --build FOLDER         compiles the device code for a machine without NVRTC, where --code FOLDER takes it
     python bench lab --markdown             the file's rows as tables to be pasted; measures nothing
 
 Each technique runs in a process of its own, for so many seconds at most: one that hangs, or breaks the card's context, ends
@@ -24,7 +25,7 @@ from typing import Any
 import torch
 
 from ..end_to_end.results import ask_card, card_file, read, rounded, write
-from . import barrier, chain, norm_linear, sparse, table
+from . import barrier, chain, device, norm_linear, sparse, table
 from .case import Case
 from .device import Lab
 
@@ -52,7 +53,7 @@ def keep(path: Path, row: dict[str, Any]) -> None:
     write(path, {"rows": sorted(rows.values(), key=lambda one: order.get(one["label"], len(order)))})
 
 
-def measure(cases: Sequence[Case], path: Path) -> int:
+def measure(cases: Sequence[Case], path: Path, code_folder: Path | None) -> int:
     """In this process, case by case. The exit code is 1 where one found nothing."""
     environment = {
         "card": torch.cuda.get_device_name(),
@@ -62,7 +63,7 @@ def measure(cases: Sequence[Case], path: Path) -> int:
     }
     code = 0
     with torch.inference_mode():
-        lab = Lab(list(dict.fromkeys(unit for case in cases for unit in case.units)))
+        lab = Lab(list(dict.fromkeys(unit for case in cases for unit in case.units)), code_folder)
         for case in cases:
             start = time.perf_counter()
             try:
@@ -84,12 +85,13 @@ def measure(cases: Sequence[Case], path: Path) -> int:
     return code
 
 
-def apart(cases: Sequence[Case], path: Path, limit: float) -> int:
+def apart(cases: Sequence[Case], path: Path, code_folder: Path | None, limit: float) -> int:
     """Each technique in a process of its own."""
     code = 0
     for name in dict.fromkeys(case.technique for case in cases):
         labels = [f"--only={case.label}" for case in cases if case.technique == name]
         command = [sys.executable, str(MAIN), "lab", "--here", f"--results={path}", *labels]
+        command += [f"--code={code_folder}"] if code_folder else []
         start = time.perf_counter()
         try:
             code = max(code, subprocess.run(command, check=False, timeout=limit).returncode)
@@ -109,11 +111,21 @@ def main(arguments: list[str] | None = None) -> int:
     cli.add_argument("--markdown", action="store_true", help="the tables of the file of results")
     cli.add_argument("--results", type=Path, help="the file to merge into; bench/results/lab-<gpu>.json by default")
     cli.add_argument("--limit", type=float, default=LIMIT, help="seconds of a technique's process")
+    cli.add_argument(
+        "--build", type=Path, metavar="FOLDER", help="compile all device code into a folder; needs no card"
+    )
+    cli.add_argument("--variant", default="sm_90", help="what --build compiles for")
+    cli.add_argument(
+        "--code", type=Path, metavar="FOLDER", help="take the device code from there, where there is no NVRTC"
+    )
     cli.add_argument("--here", action="store_true", help=argparse.SUPPRESS)  # one technique, in its own process
     options = cli.parse_args(arguments)
     cases = chosen(options.only)
     if options.list:
         print(table.predictions(cases))
+        return 0
+    if options.build is not None:
+        device.keep(options.build, options.variant)
         return 0
     if options.results is None and not torch.cuda.is_available():
         print("no NVIDIA GPU on this machine")
@@ -127,8 +139,8 @@ def main(arguments: list[str] | None = None) -> int:
         print("no NVIDIA GPU on this machine")
         return 1
     if options.here:
-        return measure(cases, path)
-    code = apart(cases, path, options.limit)
+        return measure(cases, path, options.code)
+    code = apart(cases, path, options.code, options.limit)
     print(*table.short(read(path).get("rows", [])), sep="\n")
     print(f"written to {path}")
     return code

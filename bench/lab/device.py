@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,8 +13,10 @@ import torch
 
 from ...kernels_cuda.binary import elf
 from ...kernels_cuda.binary.driver_calls import LOCAL_BYTES
+from ...kernels_cuda.build.matrix import hash_sources, source_hash
 from ...kernels_cuda.build.nvrtc import find
 from ...kernels_cuda.build.unit import BuiltUnit, build
+from ...kernels_cuda.errors import BuildError
 from ...kernels_cuda.launcher import Card, Grid, Kernel, Launch
 from ...kernels_cuda.launcher import card as card_at
 from .separate import compile_and_link
@@ -35,8 +38,13 @@ def units() -> list[str]:
     return sorted(path.stem for path in SOURCES.glob("*.cu"))
 
 
-def built(unit: str, variant: str) -> BuiltUnit:
-    """A unit's code for one architecture. Needs no card."""
+def built(unit: str, variant: str, kept: Path | None = None) -> BuiltUnit:
+    """A unit's code for one architecture: compiled, which needs no card, or as `keep` left it in a folder."""
+    if kept is not None:
+        facts = json.loads((kept / f"{unit}-{variant}.json").read_text(encoding="utf-8"))
+        if facts["sources"] != sources():
+            raise BuildError(f"{unit} in {kept} was compiled from other sources than these")
+        return BuiltUnit((kept / f"{unit}-{variant}.cubin").read_bytes(), facts["kernels"], "")
     with_builtins()
     if unit not in LINKED:
         return build(unit, variant, SOURCES)
@@ -44,15 +52,31 @@ def built(unit: str, variant: str) -> BuiltUnit:
     return BuiltUnit(code, {name: {"parameters": of.parameters} for name, of in elf.read(code).kernels.items()}, "")
 
 
+def sources() -> str:
+    """The hash of all that the lab's code is made from."""
+    return f"{hash_sources(SOURCES)} {source_hash()}"
+
+
+def keep(folder: Path, variant: str) -> None:
+    """Compile every unit into a folder, for a machine that has no NVRTC."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for unit in units():
+        made = built(unit, variant)
+        (folder / f"{unit}-{variant}.cubin").write_bytes(made.code)
+        facts = json.dumps({"sources": sources(), "kernels": made.kernels})
+        (folder / f"{unit}-{variant}.json").write_text(facts, encoding="utf-8")
+
+
 class Lab:
     """The lab's kernels on torch's current card."""
 
-    def __init__(self, wanted: Sequence[str]) -> None:
-        """wanted: units that will be asked for. They are compiled side by side; one that fails says so when it is asked for."""
+    def __init__(self, wanted: Sequence[str], kept: Path | None = None) -> None:
+        """wanted: units that will be asked for. They are compiled side by side; one that fails says so when it is asked for.
+        kept: where they lie compiled, if they do."""
         self.card: Card = card_at(torch.cuda.current_device())
         self.variant = "sm_{}{}".format(*self.card.capability)
         with ThreadPoolExecutor(max_workers=max(len(wanted), 1)) as pool:  # NVRTC runs outside the GIL
-            self._built = {unit: pool.submit(built, unit, self.variant) for unit in wanted}
+            self._built = {unit: pool.submit(built, unit, self.variant, kept) for unit in wanted}
         self._modules: dict[str, ctypes.c_void_p] = {}
 
     def kernel(self, unit: str, name: str) -> Kernel:

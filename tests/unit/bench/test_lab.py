@@ -14,6 +14,7 @@ import torch
 from fusestream.bench.lab import barrier, chain, cli, device, norm_linear, sparse, table
 from fusestream.bench.lab.case import Found
 from fusestream.kernels_cuda.build.nvrtc import find
+from fusestream.kernels_cuda.errors import BuildError
 
 README = Path(device.__file__).with_name("README.md")
 # The kernels of a unit that the lab launches, and the struct that each is given.
@@ -55,6 +56,23 @@ def test_every_unit_is_launched_from() -> None:
 @pytest.mark.parametrize("unit", LAUNCHED)
 def test_a_unit_compiles_and_takes_what_it_is_given(unit: str) -> None:
     takes(unit, "compute_90" if unit in AROUND_SHIPPED else "sm_90")
+
+
+@needs_nvrtc
+@on_linux
+def test_code_is_kept_for_a_machine_without_a_compiler_and_taken_for_these_sources_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(device, "units", lambda: ["chain", "chain_from_device"])
+    assert cli.main([f"--build={tmp_path}"]) == 0
+    compiled = device.built("chain", "sm_90")
+    monkeypatch.setattr(device, "build", None)
+    kept = device.built("chain", "sm_90", tmp_path)
+    assert (kept.code, kept.kernels) == (compiled.code, compiled.kernels)
+    assert "chain_again" in device.built("chain_from_device", "sm_90", tmp_path).kernels
+    monkeypatch.setattr(device, "source_hash", lambda: "others")
+    with pytest.raises(BuildError, match="other sources"):
+        device.built("chain", "sm_90", tmp_path)
 
 
 @needs_nvrtc
