@@ -1,7 +1,7 @@
 """Products with weights that have zeros: compressed rows and columns (CSR, CSC), and two of four (2:4), beside dense ones.
 
-Where the zeros lie is drawn. Large products are cuSPARSE's, by torch; for few rows there is a kernel of the lab's beside it
-(sparse_rows.cu). A weight in CSC torch turns to CSR at each call, which is part of that way's time.
+Where the zeros lie is drawn. Large products are cuSPARSE's, as torch calls it and called directly: a weight in CSC torch turns to
+CSR at each call, which is part of that way's time. For few rows there is a kernel of the lab's beside it (sparse_rows.cu).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from ...kernels_cuda.launcher import Pointer, output, parameter_struct
 from ...kernels_cuda.ops.quant.rows_to_int8 import Int8Rows
 from ..measure import device_seconds, eager_seconds
 from .case import Case, Found, Predicted, several
+from .cusparse import SparseProduct
 from .device import Lab
 
 NAME = "sparse products"
@@ -117,17 +118,23 @@ def large_case(m: int, n: int, k: int, share: float, predicted: Predicted) -> Ca
         inputs = several(make, 2 * (m * k + n * k))
         exact = inputs[0][0].double() @ inputs[0][1].double().t()
         found = Found(("cuBLAS dense",))
-        ways: dict[str, tuple[Callable[..., Tensor], Callable[..., float]]] = {
+        ways: dict[str, Any] = {
             "cuBLAS dense": (lambda x, w, *_: functional.linear(x, w), device_seconds),
-            "cuSPARSE CSR": (lambda x, _w, rows, _: torch.mm(rows, x.t()).t(), device_seconds),
-            "cuSPARSE CSC, turned at each call": (
-                lambda x, _w, _r, columns: torch.mm(columns, x.t()).t(),
-                eager_seconds,
-            ),
+            "torch CSR": (lambda x, _w, rows, _: torch.mm(rows, x.t()).t(), device_seconds),
+            "torch CSC": (lambda x, _w, _r, columns: torch.mm(columns, x.t()).t(), eager_seconds),
         }
-        return compared(found, ways, inputs, exact)
+        compared(found, ways, inputs, exact)
+        for name, which in {"cuSPARSE CSR": 2, "cuSPARSE CSC": 3}.items():
+            products: list[Any] = []
+            if found.attempt(name, partial(_products, products, inputs, which)):
+                compared(found, {name: (lambda product: product(), device_seconds)}, products, exact)
+        return found
 
     return Case(NAME, f"{m} rows, {n}x{k}, {share:.0%} zeros", predicted, measure)
+
+
+def _products(into: list[Any], inputs: Any, which: int) -> None:
+    into.extend((SparseProduct(one[0], one[which]),) for one in inputs)
 
 
 def compared(found: Found, ways: dict[str, Any], inputs: Any, exact: Tensor) -> Found:
@@ -153,7 +160,7 @@ def few_case(m: int, n: int, k: int, share: float, predicted: Predicted) -> Case
             "few_rows dense": (lambda x, w, *_: few_rows(x, w, "F16", policy=ON), device_seconds),
             "cuBLAS dense": (lambda x, w, *_: functional.linear(x, w), device_seconds),
             "own CSR": (lambda x, _w, _r, *rest: own[0](x, *rest), device_seconds),
-            "cuSPARSE CSR": (lambda x, _w, rows, *_: torch.mm(rows, x.t()).t(), device_seconds),
+            "torch CSR": (lambda x, _w, rows, *_: torch.mm(rows, x.t()).t(), device_seconds),
         }
         return compared(found, ways, inputs, exact)
 
