@@ -31,7 +31,7 @@ from .device import Lab
 
 TECHNIQUES = (barrier, chain, norm_linear, sparse)
 ALL: list[Case] = [case for technique in TECHNIQUES for case in technique.CASES]
-LIMIT = 40  # seconds of a technique's process
+LIMIT = 36  # seconds of a technique's process
 MAIN = Path(__file__).resolve().parents[1]
 
 

@@ -7,8 +7,8 @@
 // of a constant row is nothing. RMSNorm: r alone, and w' without that mean. The product is the shipped one with its
 // epilogue (linear_core.cuh, linear_epilogue.cuh), its sums times r[row] where the shipped one has a scale for all.
 //
-//   row_factors     r [rows] float: x is read once, and 4 bytes of a row are written
-//   row_largest     mean, r and the largest |n (1 + scale) + shift| of a row, what rounding to bytes would have to know
+//   row_factors_*   r [rows] float: x is read once, and 4 bytes of a row are written
+//   row_largest_*   mean, r and the largest |n (1 + scale) + shift| of a row, what rounding to bytes would have to know
 //   folded_weights  w' [n, k] and v [n] of w, in one pass: what folding costs where scale and shift are of a step
 //
 // x is multiplied as it is, before its mean is taken away: where a row's mean is many times its deviation, that many
@@ -71,7 +71,7 @@ NORM_LINEAR(128x128, 2, 2, 4)
 // ------------------------------------------------------------------------------------------------- statistics of rows
 
 constexpr int kRowThreads = 128;  // ROW_THREADS in norm_linear.py
-constexpr int kRowPacks = 5;      // of a thread: rows of up to 5120
+constexpr int kRowPacks = 5;      // of a thread at most: rows of up to 5120
 
 // Mirrored by ROWS in norm_linear.py. Pointers first.
 struct RowParams {
@@ -84,25 +84,31 @@ struct RowParams {
     int is_rms, unused;
 };
 
-template <bool kLargest>
+// kPacks: of a thread.
+template <bool kLargest, int kPacks>
 __device__ inline void rows_of(const RowParams& p) {
     __shared__ BlockSum<kRowThreads / 32>::Slots slots;
     __shared__ float of_warp[kRowThreads / 32];
     BlockSum<kRowThreads / 32> block_sum(slots);
-    const Columns<kRowPacks, false> columns{p.d};
+    const Columns<kPacks, false> columns{p.d};
+    Pack<__half> next[kPacks];
+    columns.template load<Reading::kStreaming>(next,
+                                               p.x + static_cast<i64>(blockIdx.x) * p.d);  // there are no more blocks
     for (int row = blockIdx.x; row < p.rows; row += gridDim.x) {
-        Pack<__half> held[kRowPacks];
-        columns.load<Reading::kStreaming>(held, p.x + static_cast<i64>(row) * p.d);
-        float values[kRowPacks][kPack], sum = 0, squares = 0;
+        float values[kPacks][kPack], sum = 0, squares = 0;
 #pragma unroll
-        for (int v = 0; v < kRowPacks; v++) {
-            unpack(held[v], values[v]);
+        for (int v = 0; v < kPacks; v++) unpack(next[v], values[v]);
+        const int after = row + gridDim.x;
+        if (after < p.rows)
+            columns.template load_existing<Reading::kStreaming>(next, p.x + static_cast<i64>(after) * p.d);
+#pragma unroll
+        for (int v = 0; v < kPacks; v++) {
 #pragma unroll
             for (int i = 0; i < kPack; i++) sum += values[v][i];
         }
         const float mean = p.is_rms ? 0.0f : divide(block_sum(sum), p.d, p.inverse_d);
 #pragma unroll
-        for (int v = 0; v < kRowPacks; v++) {
+        for (int v = 0; v < kPacks; v++) {
 #pragma unroll
             for (int i = 0; i < kPack; i++) {
                 values[v][i] -= columns.has(v, i) ? mean : 0.0f;
@@ -113,12 +119,12 @@ __device__ inline void rows_of(const RowParams& p) {
         if constexpr (!kLargest) {
             if (threadIdx.x == 0) p.factors[row] = factor;
         } else {
-            Pack<__half> scale[kRowPacks], shift[kRowPacks];
-            columns.load<Reading::kCached>(scale, p.scale);
-            columns.load<Reading::kCached>(shift, p.shift);
+            Pack<__half> scale[kPacks], shift[kPacks];
+            columns.template load<Reading::kCached>(scale, p.scale);
+            columns.template load<Reading::kCached>(shift, p.shift);
             float largest = 0;
 #pragma unroll
-            for (int v = 0; v < kRowPacks; v++) {
+            for (int v = 0; v < kPacks; v++) {
                 float by[kPack], plus[kPack];
                 unpack(scale[v], by);
                 unpack(shift[v], plus);
@@ -142,12 +148,14 @@ __device__ inline void rows_of(const RowParams& p) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(kRowThreads) row_factors(const __grid_constant__ RowParams p) {
-    rows_of<false>(p);
-}
-extern "C" __global__ void __launch_bounds__(kRowThreads) row_largest(const __grid_constant__ RowParams p) {
-    rows_of<true>(p);
-}
+#define ROWS(NAME, LARGEST, PACKS)                                                                        \
+    extern "C" __global__ void __launch_bounds__(kRowThreads) NAME(const __grid_constant__ RowParams p) { \
+        rows_of<LARGEST, PACKS>(p);                                                                       \
+    }
+ROWS(row_factors_2, false, 2)
+ROWS(row_factors_5, false, kRowPacks)
+ROWS(row_largest_2, true, 2)
+ROWS(row_largest_5, true, kRowPacks)
 
 // ---------------------------------------------------------------------------------------------------- folding a weight
 
@@ -168,11 +176,10 @@ extern "C" __global__ void __launch_bounds__(kRowThreads) folded_weights(const _
     __shared__ BlockSum<kRowThreads / 32>::Slots slots;
     BlockSum<kRowThreads / 32> block_sum(slots);
     const Columns<kRowPacks, false> columns{p.d};
-    Pack<__half> scale[kRowPacks], shift[kRowPacks];
-    columns.load<Reading::kCached>(scale, p.scale);
-    columns.load<Reading::kCached>(shift, p.shift);
     for (int row = blockIdx.x; row < p.rows; row += gridDim.x) {
-        Pack<__half> held[kRowPacks];
+        Pack<__half> held[kRowPacks], scale[kRowPacks], shift[kRowPacks];
+        columns.load<Reading::kCached>(scale, p.scale);  // from L1: in registers they would cost a half of the blocks
+        columns.load<Reading::kCached>(shift, p.shift);
         columns.load<Reading::kStreaming>(held, p.weight + static_cast<i64>(row) * p.d);
         float values[kRowPacks][kPack], sum = 0, added = 0;
 #pragma unroll

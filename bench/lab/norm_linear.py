@@ -26,11 +26,11 @@ from .device import Lab
 NAME = "norm within the product"
 UNIT = "norm_linear"
 EPS = 1e-6
-ROW_THREADS, WIDEST = 128, 5120  # kRowThreads; elements of a row that a block holds
+ROW_THREADS = 128  # kRowThreads
+PACKS = (2, 5)  # of a thread, 8 elements each, that the kernels over rows were compiled for
 TILES = (Cut(192, 128, 96), Cut(128, 128))
 SAMPLED = slice(None, None, 61)  # rows that are computed exactly
 LOOSE = 0.02  # of bytes
-WAVES = 16  # blocks of a multiprocessor, of kernels that go from row to row
 ON = KernelPolicy.of("on")
 
 # Mirrors NormLinearParams, RowParams and FoldParams in norm_linear.cu.
@@ -55,8 +55,9 @@ class NormLinear:
     """The lab's kernels for x [1, m, k] fp16 and a weight [n, k]: LayerNorm with a scale and a shift, [1, 1, k] fp16."""
 
     def __init__(self, lab: Lab, m: int, n: int, k: int) -> None:
-        if k > WIDEST:
-            raise ValueError(f"rows of {k} are wider than {WIDEST}")
+        packs = next((packs for packs in PACKS if k <= packs * 8 * ROW_THREADS), None)
+        if packs is None:
+            raise ValueError(f"rows of {k} are wider than a block holds")
         self.lab, self.m, self.n, self.k = lab, m, n, k
         index = lab.card.index
         self.new_factors = output((m,), torch.float32, index)
@@ -64,14 +65,14 @@ class NormLinear:
         self.new_folded = output((n, k), torch.float16, index), output((n,), torch.float32, index)
         self.new_out = output((1, m, n), torch.float16, index)
         rows = {"rows": m, "d": k, "eps": EPS, "inverse_d": 1 / k}
-        self._factors = self._over_rows("row_factors", ROWS(**rows), m)
-        self._largest = self._over_rows("row_largest", ROWS(**rows), m)
+        self._factors = self._over_rows(f"row_factors_{packs}", ROWS(**rows), m)
+        self._largest = self._over_rows(f"row_largest_{packs}", ROWS(**rows), m)
         self._fold = self._over_rows("folded_weights", FOLD(rows=n, d=k, inverse_d=1 / k), n)
 
     def _over_rows(self, name: str, params: Any, rows: int) -> Launch:
-        blocks = min(rows, WAVES * self.lab.card.multiprocessors)
-        what = f"{rows} rows of {self.k}"
-        return self.lab.kernel(UNIT, name).prepare(params, grid=(blocks, 1, 1), block=ROW_THREADS, shape=what)
+        kernel = self.lab.kernel(UNIT, name)
+        blocks = min(rows, self.lab.resident(kernel, ROW_THREADS))
+        return kernel.prepare(params, grid=(blocks, 1, 1), block=ROW_THREADS, shape=f"{rows} rows of {self.k}")
 
     def factors(self, x: Tensor) -> Tensor:
         """One over the deviation of each row, [m] fp32."""

@@ -29,7 +29,7 @@ LAUNCHED: dict[str, dict[str, Any]] = {
     "group_norm_barrier": dict.fromkeys(("group_norm_at_once", "group_norm_held"), barrier.BARRIER_NORM),
     "norm_linear": {
         **{f"norm_linear_{cut.rows}x{cut.columns}": norm_linear.NORM_LINEAR for cut in norm_linear.TILES},
-        **dict.fromkeys(("row_factors", "row_largest"), norm_linear.ROWS),
+        **{f"row_{what}_{v}": norm_linear.ROWS for what in ("factors", "largest") for v in norm_linear.PACKS},
         "folded_weights": norm_linear.FOLD,
     },
     "sparse_rows": {f"sparse_rows_{m}": sparse.SPARSE for m in sparse.TOGETHER},
