@@ -22,7 +22,7 @@ from ...kernels_cuda import KernelPolicy, few_rows, linear_int8, rows_to_int8
 from ...kernels_cuda.call import Plan
 from ...kernels_cuda.launcher import Pointer, output, parameter_struct
 from ...kernels_cuda.ops.quant.rows_to_int8 import Int8Rows
-from ..measure import device_seconds, eager_seconds
+from ..measure import device_seconds, eager_seconds, seconds_of_one
 from .case import Case, Found, Predicted, several
 from .cusparse import SparseProduct
 from .device import Lab
@@ -33,6 +33,7 @@ THREADS = 256  # kSparseThreads
 PACK = 8  # kPack
 TOGETHER = (1, 2, 4, 8)  # rows of x that the kernels were compiled for
 LOOSE = 0.05  # a library may sum in half: its error is noted, and is no failure
+LONG = 2e-3  # seconds of a call, from which on a few of them tell
 ON = KernelPolicy.of("on")
 
 # Mirrors SparseParams in sparse_rows.cu.
@@ -109,6 +110,16 @@ def own_product(lab: Lab, m: int, n: int, k: int) -> Plan:
 # --------------------------------------------------------------------------------------------------- CSR, CSC and dense
 
 
+def in_graph(run: Callable[..., Any], inputs: Any) -> float:
+    once = seconds_of_one(run, inputs[0])
+    return once if once > LONG else device_seconds(run, inputs)
+
+
+def eager(run: Callable[..., Any], inputs: Any) -> float:
+    once = seconds_of_one(run, inputs[0])
+    return once if once > LONG else eager_seconds(run, inputs)
+
+
 def large_case(m: int, n: int, k: int, share: float, predicted: Predicted) -> Case:
     def measure(lab: Lab) -> Found:  # noqa: ARG001 - libraries alone
         def make() -> tuple[Tensor, ...]:
@@ -119,9 +130,9 @@ def large_case(m: int, n: int, k: int, share: float, predicted: Predicted) -> Ca
         exact = inputs[0][0].double() @ inputs[0][1].double().t()
         found = Found(("cuBLAS dense",))
         ways: dict[str, Any] = {
-            "cuBLAS dense": (lambda x, w, *_: functional.linear(x, w), device_seconds),
-            "torch CSR": (lambda x, _w, rows, _: torch.mm(rows, x.t()).t(), eager_seconds),
-            "torch CSC": (lambda x, _w, _r, columns: torch.mm(columns, x.t()).t(), eager_seconds),
+            "cuBLAS dense": (lambda x, w, *_: functional.linear(x, w), in_graph),
+            "torch CSR": (lambda x, _w, rows, _: torch.mm(rows, x.t()).t(), eager),
+            "torch CSC": (lambda x, _w, _r, columns: torch.mm(columns, x.t()).t(), eager),
         }
         compared(found, ways, inputs, exact)
         library(found, "cuSPARSE CSR", inputs, 2, exact)
@@ -135,7 +146,7 @@ def library(found: Found, name: str, inputs: Any, which: int, exact: Tensor) -> 
     """cuSPARSE called directly, with the weight that stands at this place of each set of inputs."""
     products: list[Any] = []
     if found.attempt(name, lambda: products.extend((SparseProduct(one[0], one[which]),) for one in inputs)):
-        compared(found, {name: (lambda product: product(), device_seconds)}, products, exact)
+        compared(found, {name: (lambda product: product(), in_graph)}, products, exact)
 
 
 def compared(found: Found, ways: dict[str, Any], inputs: Any, exact: Tensor) -> Found:
@@ -158,9 +169,9 @@ def few_case(m: int, n: int, k: int, share: float, predicted: Predicted) -> Case
         own: list[Plan] = []
         found.attempt("own CSR", lambda: own.append(own_product(lab, m, n, k)))
         ways = {
-            "few_rows dense": (lambda x, w, *_: few_rows(x, w, "F16", policy=ON), device_seconds),
-            "cuBLAS dense": (lambda x, w, *_: functional.linear(x, w), device_seconds),
-            "own CSR": (lambda x, _w, _r, *rest: own[0](x, *rest), device_seconds),
+            "few_rows dense": (lambda x, w, *_: few_rows(x, w, "F16", policy=ON), in_graph),
+            "cuBLAS dense": (lambda x, w, *_: functional.linear(x, w), in_graph),
+            "own CSR": (lambda x, _w, _r, *rest: own[0](x, *rest), in_graph),
         }
         compared(found, ways, inputs, exact)
         library(found, "cuSPARSE CSR", inputs, 2, exact)
@@ -190,7 +201,7 @@ def halves_case(m: int, n: int, k: int, predicted: Predicted) -> Case:
         found = Found(("cuBLAS dense",))
         inputs = several(make, 2 * (m * k + n * k))
         exact = inputs[0][0].double() @ inputs[0][1].double().t()
-        dense = {"cuBLAS dense": (functional.linear, device_seconds)}
+        dense = {"cuBLAS dense": (functional.linear, in_graph)}
         compared(found, dense, inputs, exact)
         sides: dict[str, Callable[[Tensor], Any]] = {
             "2:4 cuSPARSELt": to_sparse_semi_structured,
@@ -199,7 +210,7 @@ def halves_case(m: int, n: int, k: int, predicted: Predicted) -> Case:
         for name, packed in sides.items():
             packed_inputs: list[Any] = []
             if found.attempt(name, partial(_pack, packed_inputs, inputs, packed)):
-                compared(found, {name: (functional.linear, eager_seconds)}, packed_inputs, exact)
+                compared(found, {name: (functional.linear, eager)}, packed_inputs, exact)
         return found
 
     return Case(NAME, f"{m} rows, {n}x{k}, 2:4 FP16", predicted, measure)
@@ -222,14 +233,14 @@ def bytes_case(m: int, n: int, k: int, predicted: Predicted) -> Case:
         sums = x.double() @ weight.double().t()
         scaled = sums * of_rows.double()[:, None] * scale.double().reshape(1, -1)
         ours = lambda x, a, w, b: linear_int8(Int8Rows(x, a), w, b, out_dtype=torch.float16, policy=ON)  # noqa: E731
-        compared(found, {"linear_int8": (ours, device_seconds)}, inputs, scaled)
+        compared(found, {"linear_int8": (ours, in_graph)}, inputs, scaled)
         dense = lambda x, _a, w, _b: torch._int_mm(x, w.t())  # noqa: E731
-        compared(found, {"cuBLAS dense": (dense, device_seconds)}, inputs, sums)
+        compared(found, {"cuBLAS dense": (dense, in_graph)}, inputs, sums)
         packed: list[Any] = []
         name = "2:4 cuSPARSELt"
         if found.attempt(name, lambda: packed.extend((x, torch._cslt_compress(w)) for x, _, w, _ in inputs)):
             run = lambda x, w: torch._cslt_sparse_mm(w, x.t(), out_dtype=torch.int32).t()  # noqa: E731
-            compared(found, {name: (run, eager_seconds)}, packed, sums)
+            compared(found, {name: (run, eager)}, packed, sums)
         return found
 
     return Case(NAME, f"{m} rows, {n}x{k}, 2:4 INT8", predicted, measure)
