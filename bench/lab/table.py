@@ -61,6 +61,12 @@ def markdown(rows: Sequence[Row], card: str) -> str:
     return "\n\n".join(_of_technique(name, rows, card) for name in techniques(rows))
 
 
+def figures(rows: Sequence[Row]) -> str:
+    """The lab's page: each case in short, with what was predicted."""
+    cut = [line(("Case", "Shipped, us", "Technique, us", "Shipped / technique", "Predicted")), line(["---"] * 5)]
+    return "\n".join((*cut, *(line(cells(row)[:5]) for row in rows)))
+
+
 def _of_technique(name: str, rows: Sequence[Row], card: str) -> str:
     lines = [f"**{name[0].upper()}{name[1:]}** ({card})", "", line(HEAD), line(["---"] * len(HEAD))]
     lines += [line(cells(row)) for row in rows if row["technique"] == name]

@@ -19,6 +19,7 @@ from ...fusion.base.card_rates import FILE as CARD_RATES
 from .. import prediction
 from ..fidelity import long, steps
 from ..fidelity import table as fidelity
+from ..lab import table as lab
 from ..predicted.shipped import shipped_text
 from . import by_default, claims, groups, tables
 from .charts import CHARTS, Chart
@@ -31,6 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 PAGE = ROOT / "bench" / "results.md"
 CLAIMS = ROOT / "docs" / "how-it-works.md"
+LAB = ROOT / "bench" / "lab" / "README.md"
 IMAGES = ROOT / "docs" / "images"
 RESULTS = ROOT / "bench" / "results"
 BLOCK = re.compile(r"(<!-- ([\w ]+):begin -->\n).*?(<!-- \2:end -->)", re.DOTALL)
@@ -174,6 +176,15 @@ def rendered_claims(page: str) -> str:
     return filled(page, {"claims": [f"{claims.table(measured_cards())}\n"], "step cache": [left_out]})
 
 
+def rendered_lab(page: str) -> str:
+    """bench/lab: what each technique took, on each card where it was tried."""
+    parts = [
+        f"**{path.stem.removeprefix('lab-').replace('-', ' ')}**:\n\n{lab.figures(json.loads(path.read_text(encoding='utf-8'))['rows'])}\n"
+        for path in sorted(RESULTS.glob("lab-*.json"))
+    ]
+    return filled(page, {"lab": parts or [NOT_YET]})
+
+
 def filled(text: str, parts: Parts, predicted: Callable[[], str] | None = None) -> str:
     """The page with its blocks anew; a block that is none of the parts stays."""
 
@@ -214,7 +225,7 @@ def images() -> dict[str, str]:
 def pages() -> dict[Path, Callable[[str], str]]:
     """Each page, and the function from its old text to the new one."""
     rates = {CARD_RATES: lambda _: shipped_text(prediction.load())}
-    return {README: rendered, PAGE: rendered_page, CLAIMS: rendered_claims, **rates}
+    return {README: rendered, PAGE: rendered_page, CLAIMS: rendered_claims, LAB: rendered_lab, **rates}
 
 
 def stale() -> list[str]:

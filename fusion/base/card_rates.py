@@ -28,6 +28,7 @@ STORED = "stored"
 # FP16 with sums in FP16; half as many with FP32 sums. By NVIDIA's whitepapers on Turing, GA102 and
 # Ada.
 PER_CLOCK = 1024.0
+PASCAL = (6, 1)  # as many of bytes, by dp4a, of which a quarter in FP32; there is nothing else
 # Bytes per second of pinned copies over PCIe 3 with 16 lanes, or 4 with 8: assumed until measured.
 BUS = 12.3e9
 
@@ -88,7 +89,8 @@ def rates_of(card: Card, who: str, width: int) -> tuple[Rates, Passes, Source] |
     if measured is not None:
         return *_measured(measured[STOCK if who == STOCK else "ours"], width), Source.CARD
     shares = known()["shares"].get(f"{card.capability[0]}.{card.capability[1]}")
-    if shares is None or "GeForce" not in card.name or not card.has_tensor_cores or not card.clock * card.memory:
+    is_told = "GeForce" in card.name or card.capability == PASCAL  # of others FP32 sums may run at full rate
+    if shares is None or not is_told or not card.has_tensor_cores or not card.clock * card.memory:
         return None
     return _predicted(card, who, shares), Passes(*known()["passes"][who]), Source.PREDICTED
 
@@ -104,12 +106,13 @@ def _predicted(card: Card, who: str, shares: Mapping[str, float]) -> Rates:
     """Predicted rates. torch's attention and cuBLAS' products count where they are faster."""
     half = card.multiprocessors * PER_CLOCK * card.clock
     full, memory = half / 2, card.memory * known()["reached"]
-    torchs, cublas = full * shares["attention torch"], full * known()["cublas"]
+    torchs, cublas = full * shares["attention torch"], full * shares.get("gemm torch", known()["cublas"])
     if who == STOCK:
         return Rates(cublas, torchs, memory, BUS)
     sums = "precise" if who in ("precise", STORED) else "fast"
     peak = full if sums == "precise" else half
-    gemm, attention = max(peak * shares[f"gemm {sums}"], cublas), peak * shares[f"attention {sums}"]
+    # Without tensor cores there are no kernels of halves: those of torch count.
+    gemm, attention = max(peak * shares.get(f"gemm {sums}", 0), cublas), peak * shares.get(f"attention {sums}", 0)
     # Products of 8-bit numbers are given as a share of the peak with FP32 sums.
     if who in ("turbo", STORED):
         gemm = max(full * shares["gemm turbo"], gemm)
