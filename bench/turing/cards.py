@@ -8,6 +8,9 @@ Ada (sm_89): a multiprocessor is Ampere's; clocks, L2 and 8-bit floats differ.
 Blackwell (sm_120): tensor cores do in a cycle what Ada's do in FP16, by an RTX 5090's published peak; in INT8 twice that
 [?]; and a chain of HMMA takes what Ampere's latency says. Everything else is taken to be Ada's [?]: nothing that was
 measured on such a card was found to hold a prediction against.
+Pascal (sm_61): no tensor cores. A quarter has 32 lanes for FP32, which multiply four pairs of bytes at once too (dp4a), 8 for
+special functions; adds, logic and moves of integers run at full rate, other integers at half. A warp may issue two instructions
+in a cycle where the code says so.
 
 Clocks and memory are the data sheets' boost clocks and rates.
 """
@@ -146,9 +149,49 @@ BLACKWELL = replace(ADA, name="Blackwell", capabilities=(120,))
 # `reached` is Ada's [?].
 BLACKWELL_CARDS = {"5060": Card("GeForce RTX 5060", BLACKWELL, 30, 2.497e9, 448e9, 0.5, 0.91, l2_share(128, 30))}
 
-CARDS: dict[str, Card] = {**TURING_CARDS, **AMPERE_CARDS, **ADA_CARDS, **BLACKWELL_CARDS}
+PASCAL = Architecture(
+    name="Pascal",
+    capabilities=(61,),
+    half_rate=0,
+    byte_rate=128,  # 47 TOPS of a P40: four times its FP32 [W]
+    four_bit_rate=0,
+    shared_bytes_per_cycle=128,  # [G]
+    shared_store_extra=0,  # [?]
+    latencies={MEMORY: 23, L2: 216, DRAM: 434},  # [V], DRAM [?]
+    registers=65536,
+    shared=96 * 1024,
+    shared_unit=256,
+    shared_reserved=0,
+    threads=2048,
+    blocks=32,
+    two_fma_pipes=False,
+    half_on_tensor=False,
+    half_cycles=128,  # 2 results a cycle and multiprocessor [G]
+    watches_tensor_results=False,
+    spills_in_l1=True,  # 24 to 48 KB of their own, which shared memory does not take [G]
+    fma_cycles=1,
+    special_cycles=4,  # 32 results a cycle and multiprocessor [G]
+    fp64_cycles=32,
+    simple_in_fma=True,
+    least_shared_cycles=1,
+    dual_issue=True,
+    counts_scoreboards=True,
+)
+
+PASCAL_L2 = 32  # [?]; 46 by a P4's 979 GB/s [V]
+
+# `reached`: GDDR5 and GDDR5X as Turing's GDDR6 [?]; the P40 with error correction as the T4.
+PASCAL_CARDS = {
+    "1060": Card("GeForce GTX 1060 6 GB", PASCAL, 10, 1.708e9, 192e9, 1.0, 0.85, PASCAL_L2),
+    "1070": Card("GeForce GTX 1070", PASCAL, 15, 1.683e9, 256e9, 1.0, 0.85, PASCAL_L2),
+    "1080": Card("GeForce GTX 1080", PASCAL, 20, 1.733e9, 320e9, 1.0, 0.85, PASCAL_L2),
+    "1080ti": Card("GeForce GTX 1080 Ti", PASCAL, 28, 1.582e9, 484e9, 1.0, 0.85, PASCAL_L2),
+    "p40": Card("Tesla P40", PASCAL, 30, 1.531e9, 346e9, 1.0, 0.75, PASCAL_L2),
+}
+
+CARDS: dict[str, Card] = {**PASCAL_CARDS, **TURING_CARDS, **AMPERE_CARDS, **ADA_CARDS, **BLACKWELL_CARDS}
 # For machine code of this capability, where no card is named: the one of 8 GB that the pack is for.
-DEFAULTS = {75: "2060s", 80: "3060ti", 86: "3060ti", 89: "4060", 120: "5060"}
+DEFAULTS = {61: "1080", 75: "2060s", 80: "3060ti", 86: "3060ti", 89: "4060", 120: "5060"}
 
 
 def runs(card: Card, capability: int) -> bool:

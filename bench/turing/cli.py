@@ -1,12 +1,13 @@
-"""Predict what a kernel's main loop reaches on a GeForce RTX 20 to 50, from its machine code for sm_75 to sm_120.
+"""Predict what a kernel's main loop reaches on a GeForce GTX 10 or RTX 20 to 50, from its machine code for sm_61 to sm_120.
 
     python bench report turing KERNEL.cubin                 every kernel of the file, a line each
     python bench report turing KERNEL.cubin NAME --shared-bytes N  one kernel: counts, bounds, both ways to accumulate
     python bench report turing --torch libtorch_cuda.so | X.whl    torch's attention on the cards that --card names
     python bench report turing --attention build/kernels    all of our attention, for the cards of 8 GB
+    python bench report turing --pascal build/kernels       our products and attention in bytes, for GTX 10
     python bench report turing --kitchen comfy_kitchen-X.whl       comfy-kitchen's INT8 attention and products
 
---torch, --attention and --kitchen keep what they predict in bench/results; README's tables are written from it.
+--torch, --attention, --pascal and --kitchen keep what they predict in bench/results; README's tables are written from it.
 --trips N: an inner loop with tensor work runs N times per iteration (ADDRESS=N for one of them). --skip OPCODE[:COUNT]:
 a branch over code with that many of these is taken. README.md lists what the model assumes.
 """
@@ -34,12 +35,13 @@ _FOLDER = Path(__file__).resolve().parents[1] / "results"
 RESULTS = _FOLDER / "turing-model.json"
 NEWER_RESULTS = _FOLDER / "ampere-ada-model.json"
 BLACKWELL_RESULTS = _FOLDER / "blackwell-model.json"
+PASCAL_RESULTS = _FOLDER / "pascal-model.json"
 MODES = ("f32", "f16")
 
 
 def modes_of(counted: Count) -> list[str | None]:
     """The code as it is, then as if it summed in the other type, or in either if it sums in both. Bytes have one way."""
-    if counted.opcodes.get(machine.IMMA):
+    if counted.accumulate == "s32":
         return [None]
     return [None, *(mode for mode in MODES if counted.accumulate not in (None, mode))]
 
@@ -51,9 +53,11 @@ def predicted(
     cards: Sequence[machine.Card],
     from_dram: bool | None = None,
 ) -> list[Prediction]:
-    """On each card, in each way to sum; Turing's cards also as if IMMA were half as fast as their sheets say."""
+    """On each card, in each way to sum; Turing's cards also as if IMMA were half as fast as their sheets say, Pascal's as if
+    lanes that read the same were served at once."""
     is_doubted = counted.opcodes.get(machine.IMMA)
     doubted = [machine.at_half_byte_rate(card) for card in cards if is_doubted and runs(card, 75)]
+    doubted += [machine.at_merged_reads(card) for card in cards if runs(card, 61)]
     return [predict(steps, launch, card, mode, from_dram) for card in (*cards, *doubted) for mode in modes_of(counted)]
 
 
@@ -109,6 +113,8 @@ def sensitivity(path: list[sass.Instruction], launch: Launch, card: machine.Card
 
 def results_of(card: machine.Card) -> Path:
     """The file that predictions for this card are kept in."""
+    if runs(card, 61):
+        return PASCAL_RESULTS
     if runs(card, 120):
         return BLACKWELL_RESULTS
     return RESULTS if runs(card, 75) else NEWER_RESULTS
@@ -123,6 +129,7 @@ def by_variant() -> dict[str, dict[str, Any]]:
     """The kept predictions, by the variant of the code."""
     newer = stored(NEWER_RESULTS)
     return {
+        "sm_61": stored(PASCAL_RESULTS),
         "sm_75": stored(RESULTS),
         **dict.fromkeys(("sm_80", "sm_86", "sm_89"), newer),
         "sm_120": stored(BLACKWELL_RESULTS),
@@ -178,6 +185,20 @@ def run_attention(folder: Path) -> None:
             cut = elf.ints(data, f"{kernels.our_label(*one).replace(' ', '_')}_cut")
             kernel = kernels.our_attention(variant, *one, cut)
             keep(kernel, kernel.label, [data], [CARDS[name] for name in names])
+
+
+def run_pascal(folder: Path) -> None:
+    """Our products of bytes and attention in bytes on cards without tensor cores, as compiled into this folder."""
+    cards = [CARDS[name] for name in kernels.PASCAL_CARDS]
+    data = (folder / "sm_61" / "linear_int8.cubin").read_bytes()
+    for rows, columns in kernels.PASCAL_PRODUCTS:
+        product = kernels.pascal_product(rows, columns, elf.ints(data, f"linear_int8_{rows}x{columns}_cut"))
+        keep(product, product.label, [data], cards)
+    data = (folder / "sm_61" / kernels.our_unit("turbo_int8")).read_bytes()
+    for head, listed in kernels.PASCAL_ATTENTION:
+        label = kernels.our_label(head, "turbo_int8", listed).replace(" ", "_")
+        attention = kernels.pascal_attention(head, listed, elf.ints(data, f"{label}_cut"))
+        keep(attention, attention.label, [data], cards)
 
 
 def run_kitchen(path: Path) -> None:
@@ -242,10 +263,11 @@ def run_cubin(options: argparse.Namespace) -> None:
 def main(arguments: list[str] | None = None) -> int:
     cli = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = cli.add_argument
-    add("cubin", type=Path, nargs="?", help="a cubin for sm_75, sm_80, sm_86, sm_89 or sm_120")
+    add("cubin", type=Path, nargs="?", help="a cubin for sm_61, sm_75, sm_80, sm_86, sm_89 or sm_120")
     add("kernel", nargs="?", help="the kernel, or a part of its name")
     add("--torch", type=Path, help="libtorch_cuda.so or a torch wheel, instead of a cubin")
     add("--attention", type=Path, metavar="DIR", help="what `python kernels_cuda/build` compiled")
+    add("--pascal", type=Path, metavar="DIR", help="the same folder: products and attention in bytes, on GTX 10")
     add("--kitchen", type=Path, metavar="WHEEL", help="comfy-kitchen's wheel, or its extension module")
     add("--threads", type=int, help="of a block; default: the launch bound")
     add("--registers", type=int, default=0, help="of a thread, if the cubin does not say")
@@ -264,12 +286,14 @@ def main(arguments: list[str] | None = None) -> int:
             run_torch(options.torch, [CARDS[name] for name in options.card or ["2060s"]])
         elif options.attention:
             run_attention(options.attention)
+        elif options.pascal:
+            run_pascal(options.pascal)
         elif options.kitchen:
             run_kitchen(options.kitchen)
         elif options.cubin:
             run_cubin(options)
         else:
-            cli.error("give a cubin, --torch, --attention or --kitchen")
+            cli.error("give a cubin, --torch, --attention, --pascal or --kitchen")
     except disassemble.ToolMissing as missing:
         sys.exit(str(missing))
     tables.PAGE.write_text(tables.rendered(tables.PAGE.read_text(encoding="utf-8"), by_variant()), encoding="utf-8")

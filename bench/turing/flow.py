@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from .machine import TENSOR_BASES
+from .machine import PRODUCTS
 from .sass import Instruction
 
-_ENDS = ("BRA", "BRX", "JMP", "EXIT", "RET", "KILL")
+_ENDS = ("BRA", "BRX", "JMP", "EXIT", "RET", "KILL", "SYNC")
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,14 @@ class Loop:
 class Rules:
     """How the walk decides. `trips` by header address; `default_trips` for inner loops with work.
 
-    work   the instructions that the kernel is for, tensor cores' if nothing else is said; code with at least `least` of them is
+    work   the instructions that the kernel is for, products if nothing else is said; code with at least `least` of them is
            work. Where the cores multiply, an epilogue has some too
     """
 
     trips: dict[int, int] = field(default_factory=dict)
     default_trips: int = 1
     skip: tuple[str, ...] = ()
-    work: tuple[str, ...] = TENSOR_BASES
+    work: tuple[str, ...] = PRODUCTS
     least: int = 1
 
     def are_work(self, count: int) -> bool:
@@ -148,7 +148,7 @@ def weigh(code: list[Instruction], blocks: list[Block], loop: Loop, bases: tuple
 
 
 def main_loop(
-    code: list[Instruction], blocks: list[Block], loops: list[Loop], work: tuple[str, ...] = TENSOR_BASES
+    code: list[Instruction], blocks: list[Block], loops: list[Loop], work: tuple[str, ...] = PRODUCTS
 ) -> Loop | None:
     """The loop with most work, the innermost of equals; else with most global loads and stores; else the longest.
 

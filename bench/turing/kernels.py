@@ -19,7 +19,7 @@ the last key.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from . import machine
 from .cards import runs
@@ -67,7 +67,9 @@ def path_of(code: list[Instruction], kernel: Kernel) -> list[Instruction]:
     starts = [
         at for at, block in enumerate(blocks) if any(i.base == machine.IMMA for i in code[block.start : block.end])
     ]
-    around = [main] if main else [loop for at in starts if (loop := loop_around(blocks, at))]
+    around = [loop for at in starts if (loop := loop_around(blocks, at))]
+    if main:  # or one around it, where a tile takes several rounds
+        around = [loop for loop in loops if main.blocks <= loop.blocks]
     found = []
     for loop in around:
         try:
@@ -154,6 +156,27 @@ def our_attention(variant: str, head: int, tier: str, listed: str, cut: tuple[in
     label = our_label(head, tier, listed)
     keys, skip = (64, ("FMUL:40", "SEL:30", "FFMA:60")) if tier == "turbo_int8" else (32, ("SHFL", "FSEL:16"))
     return Kernel(label, variant, label.replace(" ", "_"), threads, shared, 4 * rows * keys * head, Rules(skip=skip))
+
+
+# Rows and columns of the tiles of `linear_int8` that Pascal runs; each takes 64 bytes of k at a time, its sums 16.
+PASCAL_PRODUCTS = ((64, 128), (128, 128), (128, 256))
+PASCAL_ATTENTION = (*((head, "") for head in HEADS), (128, " listed"))
+PASCAL_CARDS = ("1060", "1070", "1080", "1080ti", "p40")
+
+
+def pascal_product(rows: int, columns: int, cut: tuple[int, ...]) -> Kernel:
+    """cut: threads and shared bytes."""
+    threads, shared = cut
+    name = f"linear_int8_{rows}x{columns}"
+    label = f"linear_int8 {rows}x{columns}"
+    return Kernel(label, "sm_61", f"^{name}$", threads, shared, 2 * rows * columns * 64, Rules(default_trips=4))
+
+
+def pascal_attention(head: int, listed: str, cut: tuple[int, ...]) -> Kernel:
+    """As our_attention, but scores take 16 bytes of d at a time."""
+    kernel = our_attention("sm_61", head, "turbo_int8", listed, cut)
+    rules = replace(kernel.rules, default_trips=head // 16)
+    return replace(kernel, pattern=f"^{kernel.label.replace(' ', '_')}$", rules=rules)
 
 
 # ----------------------------------------------------------------------------------------------------- comfy-kitchen's

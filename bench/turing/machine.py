@@ -16,6 +16,8 @@ its result can be read where the hardware watches over that itself. Sources, by 
   [B] smallscientist1, cuda_microbenchmark, on the RTX 4090: bytes from L2 per cycle
   [N] xytpai, nvbench: a plain copy on an RTX 4090
   [K] Nsight Compute's guide, pipelines: from Ampere on the ALU converts FP32 to FP16
+  [D] Scott Gray, maxas: the grammar's classes of instructions, its wiki's pages "SGEMM" and "Control Codes" (Maxwell)
+  [V] Jia et al., "Dissecting the NVIDIA Volta GPU Architecture via Microbenchmarking", arXiv 1804.06826, columns of the P4
   [?] nobody published it that we know; a guess, or carried over from the nearest card. README.md says what it would change
 """
 
@@ -36,8 +38,10 @@ SHARED_PIPES = (MEMORY, L2, DRAM)
 # Ampere GeForce and Ada have two FMA pipes: IMAD runs on one of them, FP16x2 takes both [P].
 HEAVY, LITE = "fma heavy", "fma lite"
 
-HMMA, IMMA, FFMA = "HMMA", "IMMA", "FFMA"
+HMMA, IMMA, FFMA, IDP = "HMMA", "IMMA", "FFMA", "IDP"
 TENSOR_BASES = (HMMA, IMMA)
+# What a kernel of products is for: where there are no tensor cores, dot products of four bytes.
+PRODUCTS = (*TENSOR_BASES, IDP)
 # Multiply-adds of a warp's tensor instruction: m x n x k.
 _SHAPES = {
     HMMA: {"1688": 16 * 8 * 8, "16816": 16 * 8 * 16},
@@ -49,9 +53,28 @@ _SHAPES_OF_FOUR_BITS = {"8832": 8 * 8 * 32, "16864": 16 * 8 * 64}
 _OTHER_INPUTS = ("TF32", "B1")  # of the same shapes' names, at other rates
 
 _FP32 = ("FFMA", "FADD", "FMUL", "FSWZADD")
-_FMA = (*_FP32, "IMAD", "IDP")  # [F]
+_FMA = (*_FP32, "IMAD", IDP)  # [F]
+# Pascal does these at the rate of FFMA; what is left, shifts, compares, minima, bit fields, at half of it [G] [D].
+_SIMPLE = (
+    "FADD32I",
+    "FMUL32I",
+    "FFMA32I",
+    "XMAD",
+    "IADD",
+    "IADD3",
+    "IADD32I",
+    "LOP",
+    "LOP3",
+    "LOP32I",
+    "MOV",
+    "MOV32I",
+    "PRMT",
+    "SEL",
+)
+_ONES = "0x1010101"  # four bytes of 1: a dot product with them sums
 _HALF = ("HFMA2", "HADD2", "HMUL2", "HSET2", "HSETP2")
-_XU = ("MUFU", "F2F", "F2I", "I2F", "FRND", "POPC", "FLO", "BREV")
+# RRO makes an operand ready for MUFU, which the code lets follow it without waiting: the same pipe, in order [?].
+_XU = ("MUFU", "F2F", "F2I", "I2F", "I2I", "FRND", "POPC", "FLO", "BREV", "RRO")
 _FP64 = ("DFMA", "DADD", "DMUL", "DSETP")
 # Control flow, and waiting, leave no mark on the arithmetic pipes.
 _CONTROL = (
@@ -76,6 +99,8 @@ _CONTROL = (
     "CCTL",
     "KILL",
     "NANOSLEEP",
+    "SSY",
+    "SYNC",
 )
 ASYNC_COPY = "LDGSTS"
 SHARED_LOADS = ("LDS", "LDSM")
@@ -95,6 +120,7 @@ class Guesses:
     barrier_latency: float = 8  # from the last warp's arrival until all go on
     memory_queue: float = 8  # memory instructions of a quarter that may wait for the shared pipe before issue stops
     load_cost: float = 1  # of LDG in the memory pipe, as a multiple of the same LDS
+    shared_load_cost: float = 1  # of LDS, as a multiple of all lanes' bytes: less where lanes that read the same are served at once
 
 
 @dataclass(frozen=True)
@@ -123,6 +149,13 @@ class Architecture:
     watches_tensor_results: bool
     spills_in_l1: bool  # or counted as traffic of L2
     guesses: Guesses = field(default_factory=Guesses)
+    fma_cycles: float = 2  # of a warp's FP32 instruction: 16 lanes [W] [G]
+    special_cycles: float = 8  # of MUFU and conversions: 4 lanes [G] [S]
+    fp64_cycles: float = 64  # half a lane [G]
+    simple_in_fma: bool = False  # adds and logic of integers, moves: in the FMA pipe, or in the ALU's
+    least_shared_cycles: float = 2  # of any request to shared memory
+    dual_issue: bool = False  # a stall of 0: the next instruction of the warp is issued in the same cycle
+    counts_scoreboards: bool = False  # DEPBAR.LE waits for all but the last n that set a scoreboard
 
     def latency(self, where: str, guesses: Guesses) -> float:
         return {XU: guesses.special_latency, **self.latencies}.get(where, 4)
@@ -167,6 +200,13 @@ def at_half_byte_rate(card: Card) -> Card:
     return replace(card, name=f"{card.name}, IMMA at half rate", architecture=slow)
 
 
+def at_merged_reads(card: Card) -> Card:
+    """The same card, should LDS take half as long where lanes read the same: as carefully as the others, it takes all lanes' bytes."""
+    arch = card.architecture
+    eased = replace(arch, guesses=replace(arch.guesses, shared_load_cost=0.5))
+    return replace(card, name=f"{card.name}, equal reads merged", architecture=eased)
+
+
 def width(instruction: Instruction) -> int:
     """Bytes per thread that a load or store moves."""
     modifiers = instruction.modifiers
@@ -195,13 +235,26 @@ def multiply_adds(instruction: Instruction) -> int:
     return found
 
 
+def is_product(instruction: Instruction, arch: Architecture) -> bool:
+    """Whether it does what kernels of products are for: on tensor cores, or, where there are none, of four bytes at once."""
+    if instruction.base in TENSOR_BASES:
+        return True
+    return not arch.half_rate and flops(instruction) > 0
+
+
 def flops(instruction: Instruction) -> int:
-    return 2 * multiply_adds(instruction) if instruction.base in TENSOR_BASES else 0
+    """Of a warp's product. A dot product of bytes without signs is none: here it only sums them."""
+    if instruction.base in TENSOR_BASES:
+        return 2 * multiply_adds(instruction)
+    modifiers = instruction.modifiers
+    if instruction.base != IDP or "4A" not in modifiers or _ONES in instruction.operands:
+        return 0
+    return 0 if modifiers.count("U8") == 2 else 2 * 4 * LANES
 
 
 def accumulates(instruction: Instruction) -> str:
     """The type that a tensor instruction sums in."""
-    if instruction.base == IMMA:
+    if instruction.base in (IMMA, IDP):
         return "s32"
     return "f32" if "F32" in instruction.modifiers else "f16"
 
@@ -212,6 +265,8 @@ def pipe(instruction: Instruction, arch: Architecture) -> str:
     for name, members in ((FMA, _FMA), (XU, _XU), (FP64, _FP64), (NONE, _CONTROL)):
         if base in members:
             return name
+    if arch.simple_in_fma and base in _SIMPLE:
+        return FMA
     if base in TENSOR_BASES:
         return TENSOR
     if base in _HALF:
@@ -250,12 +305,13 @@ def cost(instruction: Instruction, card: Card, accumulate: str | None = None, gu
             return _OTHER_MEMORY[base]
         cycles = width(instruction) * LANES / arch.shared_bytes_per_cycle
         extra = arch.shared_store_extra if base == "STS" else 0
-        share = (guesses or arch.guesses).load_cost if base in GLOBAL_LOADS else 1
-        return max(cycles * share + extra, 2)
+        guessed = guesses or arch.guesses
+        share = guessed.load_cost if base in GLOBAL_LOADS else guessed.shared_load_cost if base in SHARED_LOADS else 1
+        return max(cycles * share + extra, arch.least_shared_cycles)
     if base in _HALF:
         return arch.half_cycles
-    # 16 lanes for FP32 and integers [W] [G]; 4 for special functions and conversions [G] [S]; 1/2 for FP64 [G].
-    return {XU: 8, FP64: 64, NONE: 0}.get(where, 2)
+    # 16 lanes for integers [W] [G].
+    return {FMA: arch.fma_cycles, XU: arch.special_cycles, FP64: arch.fp64_cycles, NONE: 0}.get(where, 2)
 
 
 def load(instruction: Instruction, card: Card, accumulate: str | None = None, guesses: Guesses | None = None) -> float:

@@ -38,7 +38,7 @@ class Count:
 
 @dataclass
 class Prediction:
-    """`share` is of the peak for the sums used: of what the card would do if it did this code's HMMA and IMMA and nothing else."""
+    """`share` is of the peak for the sums used: of what the card would do if it did this code's products and nothing else."""
 
     card: str
     accumulate: str | None
@@ -73,13 +73,14 @@ def trace(code: list[Instruction], rules: Rules, loop_at: int | None = None) -> 
 
 def count(path: list[Instruction], card: Card) -> Count:
     total = Count(instructions=len(path), opcodes=dict(Counter(i.base for i in path).most_common()))
-    modes = {machine.accumulates(i) for i in path if i.base in machine.TENSOR_BASES}
+    products = [i for i in path if machine.is_product(i, card.architecture)]
+    modes = {machine.accumulates(i) for i in products}
+    total.flops = sum(map(machine.flops, products))
     total.accumulate = "mixed" if len(modes) > 1 else next(iter(modes), None)
     for instruction in path:
         where = machine.pipe(instruction, card.architecture)
         if where != machine.NONE:
             total.pipes[where] = total.pipes.get(where, 0.0) + machine.load(instruction, card)
-        total.flops += machine.flops(instruction)
         total.shared_bytes += machine.shared_bytes(instruction)
         total.global_bytes += machine.global_bytes(instruction, card.architecture)
     return total
@@ -95,7 +96,8 @@ def bounds(
 ) -> dict[str, float]:
     """Cycles each pipe needs for one iteration of `warps` resident warps: no schedule can be faster than the largest."""
     per_quarter = warps / machine.QUARTERS
-    need: dict[str, float] = {"issue": len(path) * per_quarter}
+    pairs = sum(i.control.stall == 0 for i in path) if card.architecture.dual_issue else 0
+    need: dict[str, float] = {"issue": (len(path) - pairs) * per_quarter}
     for instruction in path:
         where = machine.pipe(instruction, card.architecture)
         if where != machine.NONE:
@@ -141,7 +143,8 @@ def predict(
     read their tiles from L2, others from DRAM, unless `from_dram` says otherwise.
     """
     counted = count(path, card)
-    tensor = sum(machine.cost(i, card, accumulate) for i in path if i.base in machine.TENSOR_BASES)
+    products = [i for i in path if machine.is_product(i, card.architecture)]
+    tensor = sum(machine.cost(i, card, accumulate) for i in products)
     far = from_dram if from_dram is not None else not counted.flops
     blocks = machine.resident_blocks(card.architecture, launch.registers, launch.shared, launch.threads)
     if not blocks:

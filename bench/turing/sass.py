@@ -2,7 +2,8 @@
 
 Volta and Turing encode an instruction in 128 bits. Bits 105..125 are not for the execution unit but for the scheduler:
 how long the warp waits after issue, which of six scoreboards it sets and which it waits for. The compiler writes them,
-the hardware trusts them, so they say more about timing than any guess from operands could.
+the hardware trusts them, so they say more about timing than any guess from operands could. Maxwell and Pascal keep the
+same fields in words of their own (maxwell.py).
 """
 
 from __future__ import annotations
@@ -10,13 +11,16 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from . import maxwell
+
 CONTROL_SHIFT = 105 - 64  # the fields lie in the upper 64-bit word
 NO_BARRIER = 7
 
 
 @dataclass(frozen=True)
 class Control:
-    """The scheduler's fields: 4 bits of stall, yield, two scoreboards to set, 6 to wait for, 4 of operand reuse."""
+    """The scheduler's fields: 4 bits of stall, yield, two scoreboards to set, 6 to wait for, 4 of operand reuse. On Pascal a
+    stall of 0 says: together with the next."""
 
     stall: int = 1
     yields: bool = False
@@ -52,7 +56,11 @@ class Instruction:
 
 def decode_control(upper: int) -> Control:
     """The fields of an instruction's upper 64 bits."""
-    bits = upper >> CONTROL_SHIFT
+    return decode_fields(upper >> CONTROL_SHIFT)
+
+
+def decode_fields(bits: int) -> Control:
+    """The 21 bits themselves."""
     write, read = bits >> 5 & 7, bits >> 8 & 7
     return Control(
         stall=bits & 15,
@@ -84,13 +92,14 @@ def parse(text: str) -> dict[str, list[Instruction]]:
     """Kernel name -> its instructions, from `nvdisasm --print-code --print-instruction-encoding`."""
     kernels: dict[str, list[Instruction]] = {}
     lines = text.splitlines()
+    parse_kernel = _parse_maxwell if maxwell.is_maxwell(text) else _parse_kernel
     start = 0
     while start < len(lines):
         head = _KERNEL.match(lines[start])
         start += 1
         if head:
             end = next((at for at in range(start, len(lines)) if _KERNEL.match(lines[at])), len(lines))
-            kernels[head[1]] = _parse_kernel(lines[start:end])
+            kernels[head[1]] = parse_kernel(lines[start:end])
             start = end
     return kernels
 
@@ -112,6 +121,17 @@ def _parse_kernel(lines: list[str]) -> list[Instruction]:
             waiting.clear()
             operands = _SAID.sub("", code[4])
             found.append((address, code[2], code[3], operands, decode_control(int(upper[1], 16))))
+    return _resolved(found, labels)
+
+
+def _parse_maxwell(lines: list[str]) -> list[Instruction]:
+    read = list(maxwell.read(lines))
+    labels = {label: line.address for line in read for label in line.labels}
+    return _resolved([(i.address, i.predicate, i.opcode, i.operands, decode_fields(i.bits)) for i in read], labels)
+
+
+def _resolved(found: list[tuple[int, str | None, str, str, Control]], labels: dict[str, int]) -> list[Instruction]:
+    """With the addresses that branches go to."""
     instructions = []
     for address, predicate, opcode, operands, control in found:
         target = _TARGET.search(operands)

@@ -4,7 +4,8 @@ Each quarter issues at most one instruction per cycle, from a warp whose stall c
 clear and whose pipe is free. Memory instructions go through a short queue into the pipe that the quarters share.
 
 Asynchronous copies (LDGSTS) take their place in that pipe when they are issued, for reading the address and for the write
-into shared memory that comes later; LDGDEPBAR closes a group of them, DEPBAR.LE waits for all but the last n groups.
+into shared memory that comes later; LDGDEPBAR closes a group of them, DEPBAR.LE waits for all but the last n groups. Before there were such copies it waited for
+all but the last n instructions that set a scoreboard.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from .machine import Card, Guesses
 from .sass import Instruction
 
 SETTLE = 2  # iterations left out
+MOST_COUNTED = 63  # that a scoreboard counts
 MOST_COMMITS = 16  # that code could wait for: copies are committed in stages of a loop
 
 
@@ -54,6 +56,8 @@ class Step:
     copies: bool = False  # an asynchronous copy, which sets no scoreboard
     commits: bool = False  # LDGDEPBAR: its scoreboard clears when all copies before it are there
     left: int | None = None  # DEPBAR.LE: goes on when no more than this many commits are under way
+    counted: int | None = None  # or no more than so many of those that set this scoreboard
+    together: bool = False  # the next instruction is issued in the same cycle
 
 
 def _left(instruction: Instruction) -> int | None:
@@ -61,6 +65,11 @@ def _left(instruction: Instruction) -> int | None:
     if instruction.base != "DEPBAR" or "LE" not in instruction.modifiers or len(instruction.operands) < 2:
         return None
     return int(instruction.operands[1], 16)
+
+
+def _counted(instruction: Instruction) -> int | None:
+    """The scoreboard of `DEPBAR.LE SB5, n`."""
+    return None if _left(instruction) is None else int(instruction.operands[0].removeprefix("SB"))
 
 
 def prepare(
@@ -83,7 +92,7 @@ def prepare(
                 where,
                 machine.units(instruction, arch),
                 machine.cost(instruction, card, accumulate, guesses),
-                max(control.stall, 1),
+                control.stall if arch.dual_issue else max(control.stall, 1),
                 control.yields,
                 control.waits,
                 control.write_barrier,
@@ -96,6 +105,8 @@ def prepare(
                 instruction.base == machine.ASYNC_COPY,
                 instruction.base == "LDGDEPBAR",
                 _left(instruction),
+                _counted(instruction) if arch.counts_scoreboards else None,
+                arch.dual_issue and control.stall == 0,
             )
         )
     return steps
@@ -112,6 +123,7 @@ class Warp:
     results: dict[int, float] = field(default_factory=dict)  # when a tensor step's last result can be read
     copied: float = 0.0  # when all asynchronous copies so far are there
     commits: list[float] = field(default_factory=list)
+    counted: dict[int, list[float]] = field(default_factory=dict)  # by scoreboard, when those that set it are done
 
 
 @dataclass
@@ -152,8 +164,9 @@ class Multiprocessor:
             when = max(when, warp.clear[number])
         for place in step.results:
             when = max(when, warp.results.get(place, 0.0))
-        if step.left is not None and len(warp.commits) > step.left:
-            when = max(when, warp.commits[-1 - step.left])
+        commits = warp.commits if step.counted is None else warp.counted.get(step.counted, [])
+        if step.left is not None and len(commits) > step.left:
+            when = max(when, commits[-1 - step.left])
         if step.pipe == machine.MEMORY:
             if len(quarter.queue) >= self.depth:
                 when = max(when, quarter.queue[-self.depth])
@@ -187,11 +200,12 @@ class Multiprocessor:
             warp.commits = [*warp.commits[-MOST_COMMITS:], done]
         if step.write is not None:
             warp.clear[step.write] = max(warp.clear[step.write], done)
+            warp.counted[step.write] = [*warp.counted.get(step.write, [])[-MOST_COUNTED:], warp.clear[step.write]]
         if step.read is not None:
             warp.clear[step.read] = max(warp.clear[step.read], read_at)
         warp.ready = now + step.stall
-        quarter.next_issue = now + 1
-        quarter.last = None if step.yields else warp
+        quarter.next_issue = now + (0 if step.together else 1)
+        quarter.last = None if step.yields and not step.together else warp
         warp.at += 1
         if warp.at == len(self.steps):
             warp.at = 0
