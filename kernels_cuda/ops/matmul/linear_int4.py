@@ -11,8 +11,8 @@ from .linear import Cut
 CUTS: dict[Cut, dict[IsaClass, float]] = {
     Cut(128, 128): {"sm_80": 0.96, "sm_75": 0.97, "sm_61": 1.0},
     Cut(192, 128, 96): {"sm_80": 1.0, "sm_75": 0.55},
-    Cut(128, 256): {"sm_80": 0.96, "sm_75": 1.0, "sm_61": 0.98},
-    Cut(64, 128): {"sm_80": 0.9, "sm_75": 0.73, "sm_61": 0.95},
+    Cut(128, 256): {"sm_80": 0.96, "sm_75": 1.0, "sm_61": 0.89},
+    Cut(64, 128): {"sm_80": 0.9, "sm_75": 0.73, "sm_61": 0.99},
 }
 INT4 = IntegerLinear("linear_int4", CUTS, rows_to_int4, Int4Rows)
 
