@@ -175,6 +175,7 @@ PASCAL = Architecture(
     simple_in_fma=True,
     least_shared_cycles=1,
     dual_issue=True,
+    watches_banks=True,
     counts_scoreboards=True,
 )
 

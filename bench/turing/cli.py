@@ -41,7 +41,7 @@ MODES = ("f32", "f16")
 
 def modes_of(counted: Count) -> list[str | None]:
     """The code as it is, then as if it summed in the other type, or in either if it sums in both. Bytes have one way."""
-    if counted.accumulate == "s32":
+    if counted.opcodes.get(machine.IMMA) or counted.accumulate == "s32":
         return [None]
     return [None, *(mode for mode in MODES if counted.accumulate not in (None, mode))]
 
@@ -53,11 +53,11 @@ def predicted(
     cards: Sequence[machine.Card],
     from_dram: bool | None = None,
 ) -> list[Prediction]:
-    """On each card, in each way to sum; Turing's cards also as if IMMA were half as fast as their sheets say, Pascal's as if
-    lanes that read the same were served at once."""
+    """On each card, in each way to sum; Turing's cards also as if IMMA were half as fast as their sheets say, Pascal's also at
+    best."""
     is_doubted = counted.opcodes.get(machine.IMMA)
     doubted = [machine.at_half_byte_rate(card) for card in cards if is_doubted and runs(card, 75)]
-    doubted += [machine.at_merged_reads(card) for card in cards if runs(card, 61)]
+    doubted += [machine.at_best(card) for card in cards if runs(card, 61)]
     return [predict(steps, launch, card, mode, from_dram) for card in (*cards, *doubted) for mode in modes_of(counted)]
 
 

@@ -120,7 +120,9 @@ class Guesses:
     barrier_latency: float = 8  # from the last warp's arrival until all go on
     memory_queue: float = 8  # memory instructions of a quarter that may wait for the shared pipe before issue stops
     load_cost: float = 1  # of LDG in the memory pipe, as a multiple of the same LDS
-    shared_load_cost: float = 1  # of LDS, as a multiple of all lanes' bytes: less where lanes that read the same are served at once
+    shared_load_cost: float = (
+        1  # of LDS, as a multiple of all lanes' bytes: less where lanes that read the same are served at once
+    )
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,7 @@ class Architecture:
     simple_in_fma: bool = False  # adds and logic of integers, moves: in the FMA pipe, or in the ALU's
     least_shared_cycles: float = 2  # of any request to shared memory
     dual_issue: bool = False  # a stall of 0: the next instruction of the warp is issued in the same cycle
+    watches_banks: bool = False  # operands that share a bank of registers are waited for (registers.py)
     counts_scoreboards: bool = False  # DEPBAR.LE waits for all but the last n that set a scoreboard
 
     def latency(self, where: str, guesses: Guesses) -> float:
@@ -200,11 +203,11 @@ def at_half_byte_rate(card: Card) -> Card:
     return replace(card, name=f"{card.name}, IMMA at half rate", architecture=slow)
 
 
-def at_merged_reads(card: Card) -> Card:
-    """The same card, should LDS take half as long where lanes read the same: as carefully as the others, it takes all lanes' bytes."""
+def at_best(card: Card) -> Card:
+    """The same card of Pascal, should LDS take half as long where lanes read the same, and operands of one bank cost nothing."""
     arch = card.architecture
-    eased = replace(arch, guesses=replace(arch.guesses, shared_load_cost=0.5))
-    return replace(card, name=f"{card.name}, equal reads merged", architecture=eased)
+    eased = replace(arch, guesses=replace(arch.guesses, shared_load_cost=0.5), watches_banks=False)
+    return replace(card, name=f"{card.name}, at best", architecture=eased)
 
 
 def width(instruction: Instruction) -> int:

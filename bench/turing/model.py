@@ -9,6 +9,7 @@ from typing import Any
 from . import machine
 from .flow import Rules, find_loops, loop_around, main_loop, split, walk
 from .machine import Card, Guesses
+from .registers import bank_conflicts
 from .sass import Instruction
 from .simulate import prepare, simulate
 
@@ -34,6 +35,7 @@ class Count:
     accumulate: str | None = None
     shared_bytes: int = 0
     global_bytes: int = 0
+    bank_conflicts: int = 0  # cycles, where they are counted
 
 
 @dataclass
@@ -75,6 +77,7 @@ def count(path: list[Instruction], card: Card) -> Count:
     total = Count(instructions=len(path), opcodes=dict(Counter(i.base for i in path).most_common()))
     products = [i for i in path if machine.is_product(i, card.architecture)]
     modes = {machine.accumulates(i) for i in products}
+    total.bank_conflicts = sum(bank_conflicts(path, card.architecture))
     total.flops = sum(map(machine.flops, products))
     total.accumulate = "mixed" if len(modes) > 1 else next(iter(modes), None)
     for instruction in path:
@@ -97,7 +100,8 @@ def bounds(
     """Cycles each pipe needs for one iteration of `warps` resident warps: no schedule can be faster than the largest."""
     per_quarter = warps / machine.QUARTERS
     pairs = sum(i.control.stall == 0 for i in path) if card.architecture.dual_issue else 0
-    need: dict[str, float] = {"issue": (len(path) - pairs) * per_quarter}
+    waits = sum(bank_conflicts(path, card.architecture))
+    need: dict[str, float] = {"issue": (len(path) - pairs + waits) * per_quarter}
     for instruction in path:
         where = machine.pipe(instruction, card.architecture)
         if where != machine.NONE:

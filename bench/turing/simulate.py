@@ -4,8 +4,8 @@ Each quarter issues at most one instruction per cycle, from a warp whose stall c
 clear and whose pipe is free. Memory instructions go through a short queue into the pipe that the quarters share.
 
 Asynchronous copies (LDGSTS) take their place in that pipe when they are issued, for reading the address and for the write
-into shared memory that comes later; LDGDEPBAR closes a group of them, DEPBAR.LE waits for all but the last n groups. Before there were such copies it waited for
-all but the last n instructions that set a scoreboard.
+into shared memory that comes later; LDGDEPBAR closes a group of them, DEPBAR.LE waits for all but the last n groups. On
+Pascal, which has no such copies, it waits for all but the last n instructions that set a scoreboard.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from . import machine
 from .dependence import tensor_results_read
 from .machine import Card, Guesses
+from .registers import bank_conflicts
 from .sass import Instruction
 
 SETTLE = 2  # iterations left out
@@ -57,6 +58,7 @@ class Step:
     commits: bool = False  # LDGDEPBAR: its scoreboard clears when all copies before it are there
     left: int | None = None  # DEPBAR.LE: goes on when no more than this many commits are under way
     counted: int | None = None  # or no more than so many of those that set this scoreboard
+    held: int = 0  # cycles that it keeps others from being issued, because its operands share a bank
     together: bool = False  # the next instruction is issued in the same cycle
 
 
@@ -79,7 +81,8 @@ def prepare(
     guesses = guesses or arch.guesses
     results = tensor_results_read(path) if arch.watches_tensor_results else [()] * len(path)
     steps = []
-    for instruction, touched in zip(path, results, strict=True):
+    waits = bank_conflicts(path, arch)
+    for instruction, touched, held in zip(path, results, waits, strict=True):
         where, control = machine.pipe(instruction, arch), instruction.control
         moved = machine.global_bytes(instruction, arch)
         latency = arch.latency(where, guesses)
@@ -106,6 +109,7 @@ def prepare(
                 instruction.base == "LDGDEPBAR",
                 _left(instruction),
                 _counted(instruction) if arch.counts_scoreboards else None,
+                held,
                 arch.dual_issue and control.stall == 0,
             )
         )
@@ -203,8 +207,8 @@ class Multiprocessor:
             warp.counted[step.write] = [*warp.counted.get(step.write, [])[-MOST_COUNTED:], warp.clear[step.write]]
         if step.read is not None:
             warp.clear[step.read] = max(warp.clear[step.read], read_at)
-        warp.ready = now + step.stall
-        quarter.next_issue = now + (0 if step.together else 1)
+        warp.ready = now + step.stall + step.held
+        quarter.next_issue = now + step.held + (0 if step.together else 1)
         quarter.last = None if step.yields and not step.together else warp
         warp.at += 1
         if warp.at == len(self.steps):

@@ -1,4 +1,4 @@
-"""README's tables of attention and of comfy-kitchen's kernels beside ours, from the predictions that are kept."""
+"""README's tables, from the predictions that are kept: of attention, of comfy-kitchen's kernels beside ours, of GTX 10."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from ..report.tables import markdown
+from . import pascal
 from .cards import CARDS
 from .kernels import CUBLAS, HEADS, KITCHEN, KITCHEN_CARDS, OURS, our_label, stored_label
 
 PAGE = Path(__file__).parent / "README.md"
-_BLOCK = re.compile(r"(<!-- (attention|kitchen):begin ?(\w*) -->\n).*?(<!-- \2:end -->)", re.DOTALL)
+_BLOCK = re.compile(r"(<!-- (attention|kitchen|pascal|steps):begin ?(\w*) -->\n).*?(<!-- \2:end -->)", re.DOTALL)
 _HEADS = ("heads of", "`precise`", "`fast`", "`turbo`, FP32 sums", "`turbo`, half sums", "`turbo`, values in INT8")
 Stored = Mapping[str, Mapping[str, Any]]  # by what was compiled for
 # The names of ours where theirs are like them: the fastest of these.
@@ -30,7 +31,11 @@ def rendered(page: str, stored: Stored) -> str:
     """The page with its tables anew."""
 
     def block(found: re.Match[str]) -> str:
-        table = kitchen(stored) if found[2] == "kitchen" else attention(stored[found[3]])
+        table = {
+            "kitchen": lambda: kitchen(stored),
+            "pascal": lambda: pascal.rates_table(stored["sm_61"]),
+            "steps": lambda: pascal.steps_table(stored["sm_61"]),
+        }.get(found[2], lambda: attention(stored[found[3]]))()
         return f"{found[1]}\n{table}\n\n{found[4]}"
 
     return _BLOCK.sub(block, page)

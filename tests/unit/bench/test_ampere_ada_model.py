@@ -138,7 +138,7 @@ def test_code_runs_where_its_capability_does() -> None:
     assert all(runs(CARDS[name], capability) for capability, name in DEFAULTS.items())
     with pytest.raises(SystemExit, match="does not run"):
         cards_for(86, ["2060s"], "it")
-    with pytest.raises(SystemExit, match="knows sm_75"):
+    with pytest.raises(SystemExit, match="knows sm_61"):
         cards_for(90, [], "it")
 
 
