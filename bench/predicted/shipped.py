@@ -11,10 +11,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ...fusion.base.card_rates import Passes
-from ..card_rates import CUBLAS, REACHED
+from ...fusion.base.card_rates import PER_CLOCK, Passes
+from ..card_rates import CUBLAS, REACHED, read
 from ..end_to_end.bounds import WAN
 from ..end_to_end.row_types import sampling
+from ..turing import pascal
+from ..turing.cards import CARDS
 from .held import IN_WANS_PRODUCTS, WAN13, measured_speeds, wan_case
 from .passes import Side, kernels_row, pass_bytes
 from .speeds import HEAD, model_of
@@ -39,11 +41,28 @@ def shipped(results: Mapping[str, Any]) -> dict[str, Any]:
         "shares": {
             capability: {what: round(share, 4) for what, share in model_of(turing, False)[1].items()}
             for capability, turing in CAPABILITIES
-        },
+        }
+        | {"6.1": pascals()},
         "passes": {who: _told(passes(bytes_)) for who, bytes_ in by.items()},
         "cublas": CUBLAS,
         "reached": REACHED,
     }
+
+
+def pascals() -> dict[str, float]:
+    """Of what its multiprocessors multiply in bytes in half of the time, as the careful figures of its machine code have it. Halves
+    are torch's: FP32's rate is a quarter of that of bytes."""
+    kept, card = read("pascal-model.json"), CARDS["1080ti"]
+    full = card.multiprocessors * card.clock * PER_CLOCK / 2
+    attention = pascal.rate(kept, pascal.our_label(HEAD, "turbo_int8", ""), card)
+    in_floats = pascal.fp32_peak(card)
+    found = {
+        "gemm turbo": pascal.product_rate(kept, card) / full,
+        "attention turbo": attention / full,
+        "gemm torch": in_floats * pascal.SGEMM / full,
+        "attention torch": in_floats * pascal.ATTENTION[0] / full,
+    }
+    return {what: round(share, 4) for what, share in found.items()}
 
 
 def shipped_text(results: Mapping[str, Any]) -> str:

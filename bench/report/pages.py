@@ -178,10 +178,10 @@ def rendered_claims(page: str) -> str:
 
 def rendered_lab(page: str) -> str:
     """bench/lab: what each technique took, on each card where it was tried."""
-    parts = [
-        f"**{path.stem.removeprefix('lab-').replace('-', ' ')}**:\n\n{lab.figures(json.loads(path.read_text(encoding='utf-8'))['rows'])}\n"
-        for path in sorted(RESULTS.glob("lab-*.json"))
-    ]
+    parts = []
+    for path in sorted(RESULTS.glob("lab-*.json")):
+        rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+        parts.append(f"**{path.stem.removeprefix('lab-').replace('-', ' ')}**:\n\n{lab.figures(rows)}\n")
     return filled(page, {"lab": parts or [NOT_YET]})
 
 
