@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 from collections.abc import Mapping
 from functools import lru_cache, partial
 from pathlib import Path
@@ -19,8 +20,9 @@ from ..fusion.base.family import Role
 from ..fusion.base.vram_budget import AUTO
 from . import declare, files
 from .graph import queued
-from .graph.links import Graph, is_link
-from .graph.samplings import Sampling, Unknown, number, samplings
+from .graph.links import Graph
+from .graph.prompt import Unknown, is_link
+from .graph.samplings import Sampling, number, samplings
 from .kernels import ModelKernels
 from .loaders import CheckpointLoader, DiffusionModelLoader, Loader
 from .model_files import model_files
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
 PATH = "/fusestream/estimate"
 # Limits of a request, and of loaders that are answered for.
 MOST_BYTES, MOST_NODES, MOST_LOADERS = 4 << 20, 10000, 16
-MOST_CHANGES = 2
 LOADERS: dict[str, type[Loader]] = {
     "FuseStreamDiffusionModelLoader": DiffusionModelLoader,
     "FuseStreamCheckpointLoader": CheckpointLoader,
@@ -109,8 +110,8 @@ def _of_sampling(graph: Graph, model: Any, files: dict[str, int], one: Sampling 
         for node in one.between:
             if graph.prompt[node]["class_type"] in RUN:
                 model = _run(graph, node, model)
-        shape = shape_of(model, one.pixels, one.batch, one.more)
-        found = estimate(model, shape, one.steps, one.guidance, files)
+        shape = (one.batch, *one.sound) if one.sound else shape_of(model, one.pixels, one.batch, one.more)
+        found = estimate(model, shape, one.steps, one.prompts, files)
         return {"sampler": one.sampler, **_described(found)}
     except Unknown as reason:
         return _unknown(reason)
@@ -207,24 +208,31 @@ def _ram(found: RamFit) -> dict[str, int]:
 
 
 def _telling(found: Estimate) -> list[Change]:
-    """The changes to show: if the model does not fit, or barely, those that fit; else the
-    fastest."""
-    from ..fusion.estimate.fit import Verdict  # noqa: PLC0415
+    """The changes to show: of qualities the one that matters most, and at most one other. If the model
+    does not fit, or barely, those that fit, with the most work left; else the fastest."""
+    from ..fusion.estimate.plan import WORTH  # noqa: PLC0415
 
     assert found.fit is not None
-    if found.fit.verdict in (Verdict.NOT, Verdict.TIGHT):
-        fits = (Verdict.WHOLE, Verdict.STREAMS)
-        told = [one for one in found.changes if one.fit is not None and one.fit.verdict in fits]
-        return told[:MOST_CHANGES]
-    timed = [one for one in found.changes if one.total is not None]
-    return sorted(timed, key=lambda one: one.total or 0.0)[:MOST_CHANGES]
+    if found.fit.is_lacking:
+        told = [one for one in found.changes if one.fit is not None and not one.fit.is_lacking]
+        told.sort(key=lambda one: -math.prod(one.work.shape))
+    else:
+        told = sorted((one for one in found.changes if one.total is not None), key=lambda one: one.total or 0.0)
+    qualities = [one for one in told if one.what == "quality"]
+    others = [one for one in told if one.what != "quality"]
+    # The most exact of those that are as good as the fastest; `changes` has them from exact to fast.
+    fast = [
+        one for one in found.changes if one in qualities and (one.total or 0.0) <= (qualities[0].total or 0.0) / WORTH
+    ]
+    return fast[:1] + others[:1]
 
 
 def _change(one: Change) -> dict[str, Any]:
     from ..fusion.base.format import quality, took  # noqa: PLC0415
 
     values = [quality(one.values[0])] if one.what == "quality" else list(one.values)
-    return {"what": one.what, "values": values, "all": None if one.total is None else took(one.total)}
+    time = None if one.total is None else took(one.total)
+    return {"what": one.what, "values": values, "all": time, "isMost": one.is_most}
 
 
 def _unknown(reason: Unknown) -> dict[str, Any]:

@@ -65,14 +65,14 @@ class Plan(Node):
     @classmethod
     def run(cls, inputs: Inputs) -> io.NodeOutput:
         from ..fusion.estimate.picture import draw  # noqa: PLC0415 - the server starts without it
-        from ..fusion.estimate.plan import estimate  # noqa: PLC0415
+        from ..fusion.estimate.plan import estimate, prompts_of  # noqa: PLC0415
         from ..fusion.estimate.words import as_text  # noqa: PLC0415
 
         samples = inputs.latent["samples"]
         if samples.is_nested:  # of several kinds, a film and its sound: the first says most
             samples = samples.unbind()[0]
         files = model_files(getattr(cls.hidden, "prompt", None) or {})
-        found = estimate(inputs.model, samples.shape, inputs.steps, inputs.guidance, files)
+        found = estimate(inputs.model, samples.shape, inputs.steps, prompts_of(inputs.guidance), files)
         picture, text = draw(found, inputs.theme), as_text(found)
         return io.NodeOutput(text, as_image(picture), ui=shown(picture, text, cls))
 

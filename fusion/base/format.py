@@ -10,8 +10,8 @@ OF_MODELS = {DRAFT: QUALITIES["Fastest"]}  # further ones, of diffusion models a
 
 
 def quality(precision: str) -> str:
-    """The loaders' name for this precision."""
-    return next(name for name, one in QUALITIES.items() if one == precision)
+    """The loaders' name for this precision; a further quality is its own name."""
+    return precision if precision in OF_MODELS else next(name for name, one in QUALITIES.items() if one == precision)
 
 
 def counted(count: int, one: str, many: str = "") -> str:

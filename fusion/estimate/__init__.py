@@ -1,7 +1,7 @@
 """An estimate before anything is sampled: whether it fits, how long it takes, and what would change
 it.
 
-found = estimate(model, shape, steps, guidance)      # gaps are listed in `found.gaps`
+found = estimate(model, shape, steps, prompts)      # gaps are listed in `found.gaps`
 as_text(found), draw(found, "dark")
 
 `plan.py` makes it from three sources: `fit.py`, the memory estimate that the loaders use;

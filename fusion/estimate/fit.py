@@ -64,6 +64,11 @@ class Fit:
     kept: int = 0
 
     @property
+    def is_lacking(self) -> bool:
+        """Whether it does not fit, or takes what the desktop should have."""
+        return self.verdict in (Verdict.NOT, Verdict.TIGHT)
+
+    @property
     def model(self) -> int:
         """Bytes of all blocks."""
         return sum(self.sizes)
@@ -140,7 +145,7 @@ def _asked(model: Any, shape: Sequence[int], prompts: int) -> Iterator[tuple[flo
     """Ask for memory as stock does before it loads and when it batches. Yields bytes for one
     prompt, for all, and what stock is told when it batches."""
     reckoning: Reckoning = getattr(model, RECKONING)
-    before, pair = reckoning.is_alone, [2 * shape[0], *shape[1:]]
+    before, pair = reckoning.is_alone, [max(2, prompts) * shape[0], *shape[1:]]
     reckoning.is_alone = prompts == 1
     try:
         both = float(model.memory_required(pair))

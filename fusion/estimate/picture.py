@@ -73,9 +73,23 @@ def times(canvas: Canvas, found: Estimate) -> None:
     theme = canvas.theme
     assert found.total is not None and found.seconds is not None
     is_too_large = found.fit is not None and found.fit.verdict is Verdict.NOT
-    rows = [("as it is", found.seconds, found.total, Verdict.NOT.value if is_too_large else "")]
+    rows = [
+        (
+            "as it is",
+            found.seconds,
+            words.length(found.total, found),
+            found.total,
+            Verdict.NOT.value if is_too_large else "",
+        )
+    ]
     rows += [
-        (words.change_name(change), change.seconds, change.total, _fits(found, change.fit))
+        (
+            words.change_name(change),
+            change.seconds,
+            words.length(change.total, change),
+            change.total,
+            _fits(found, change.fit),
+        )
         for change in found.changes
         if change.seconds is not None and change.total is not None
     ]
@@ -84,14 +98,14 @@ def times(canvas: Canvas, found: Estimate) -> None:
     )
     colour = keys[0][1]
     left, top, right, _ = canvas.panel("Time in all", ROW * len(rows) + 12, keys)
-    longest = max(total for _, _, total, _ in rows) or 1e-9
+    longest = max(total for *_, total, _ in rows) or 1e-9
     start, end = left + 12 + NAMES, right - 300
-    for number, (name, seconds, total, fits) in enumerate(rows):
+    for number, (name, seconds, length, total, fits) in enumerate(rows):
         y = top + 8 + ROW * number
         canvas.text(left + 12, y + ROW / 2 - 2, canvas.fitted(name, NAMES - 12, SMALL), SMALL, theme.ink, "lm")
         x = start + (end - start) * total / longest
         canvas.rect((start, y + 8, x, y + ROW - 12), colour)
-        told = fits or f"{words.length(total, found)}, {took(seconds)} a step"
+        told = fits or f"{length}, {took(seconds)} a step"
         canvas.text(
             x + 12, y + ROW / 2 - 2, canvas.fitted(told, WIDTH - MARGIN - x - 18, SMALL), SMALL, theme.faint, "lm"
         )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 from ..base.card_rates import (
@@ -15,6 +16,7 @@ from ..base.card_rates import (
 )
 from ..base.cost import Cost
 from ..base.family import Family, Role
+from ..base.format import DRAFT
 from ..base.policy import policy_on
 from ..families import FAMILIES
 from ..fused.quality import (
@@ -23,6 +25,7 @@ from ..fused.quality import (
     rates_of_policy,
     resolved,
 )
+from ..load.draft_quality import at_quality
 from ..report.gathering import noting, stream_of, title
 from ..sampling import measured
 from ..sampling.step_timer import Sampled
@@ -39,6 +42,7 @@ FEW_STEPS = 4  # of a model with a LoRA for few steps
 WORTH = 0.97  # share of the time: changes that save less are not told
 SMALLER = 2 / 3  # share of a side
 LEAST_SIDE = 32  # of a latent; a smaller size is not proposed
+FEW_FRAMES = 2  # of a latent; fewer are not proposed
 MULTIPLE = 2  # of a latent's sides, as patches need
 
 
@@ -54,13 +58,14 @@ class Work:
 @dataclass(frozen=True)
 class Change:
     """A possible change. what: its kind; values: for its words. seconds: of a step; None: not
-    known."""
+    known. is_most: as of an estimate."""
 
     what: str
     values: tuple[Any, ...]
     work: Work
     fit: Fit | None
     seconds: float | None
+    is_most: bool = False
 
     @property
     def total(self) -> float | None:
@@ -104,13 +109,12 @@ class Estimate:
 
 
 def estimate(
-    model: Any, shape: Sequence[int], steps: int, guidance: float, files: Mapping[str, int] | None = None
+    model: Any, shape: Sequence[int], steps: int, prompts: int, files: Mapping[str, int] | None = None
 ) -> Estimate:
-    """The estimate for a MODEL. shape: of the latent, [batch, channels, ...]. guidance: if 1, a
-    step computes one prompt. files: the workflow's, by their paths, with their bytes. Errors become
-    gaps."""
+    """The estimate for a MODEL. shape: of the latent, [batch, channels, ...]. prompts: of each step.
+    files: the workflow's, by their paths, with their bytes. Errors become gaps."""
     gaps: list[str] = []
-    work = Work(_for_model(model, shape), steps, 1 if guidance == 1.0 else 2)
+    work = Work(_for_model(model, shape), steps, prompts)
     found = Estimate("model", "", "", work, (0, 0, 0))
     with noting(gaps, "model"):
         told = title(model)
@@ -141,8 +145,16 @@ def _for_model(model: Any, shape: Sequence[int]) -> tuple[int, ...]:
     return (fitted[0], int(wanted.latent_channels), *fitted[2:])
 
 
+def prompts_of(guidance: float) -> int:
+    """Of each step: with a guidance of 1 stock leaves the negative one out."""
+    return 1 if guidance == 1.0 else 2
+
+
 def pixels_of(model: Any, shape: Sequence[int]) -> tuple[int, int, int]:
+    """Frames, height and width that a latent stands for; zeros: it is sound."""
     wanted = model.model.latent_format
+    if len(shape) < 4:
+        return 0, 0, 0
     height, width = (int(side * wanted.spacial_downscale_ratio) for side in shape[-2:])
     frames = (shape[2] - 1) * wanted.temporal_downscale_ratio + 1 if len(shape) == 5 else 0
     return int(frames), height, width
@@ -202,6 +214,12 @@ class _Case:
     def leaves_out(self, work: Work) -> bool:
         """Whether attentions are sparse, or steps are foretold, as it turns out while it runs."""
         return self.is_sparse(work) or (self._foretells and work.steps > FEW_STEPS)
+
+    def draft_leaves_out(self, work: Work) -> bool:
+        """Whether the quality Draft leaves out work that this model computes."""
+        if self._sparse is not None or self._foretells:
+            return False
+        return _Case(at_quality(self.model, DRAFT), self.card_name).leaves_out(work)
 
     def sums(self, work: Work, fit: Fit, who: str) -> tuple[float, Source] | None:
         """Seconds of a step by adding up, with all of its work; None if there are no figures for this
@@ -275,15 +293,17 @@ def _changes(found: Estimate, case: _Case, fit: Fit, who: str) -> Iterator[Chang
         other = fit_of(case.model, work.shape, work.prompts, is_automatic=what == "budget")
         ratio = None if found.seconds is None else _ratio(case, work, other, tier, found.work, fit)
         seconds = None if ratio is None or found.seconds is None else found.seconds * ratio
-        change = Change(what, values, work, other, seconds)
+        change = Change(what, values, work, other, seconds, is_most=values == (DRAFT,) or found.is_most)
         if _is_worth(change, found):
             yield change
 
 
 def _is_worth(change: Change, found: Estimate) -> bool:
-    helps = found.fit is not None and found.fit.verdict in (Verdict.NOT, Verdict.TIGHT) and change.fit is not None
-    if helps and change.fit is not None and found.fit is not None and change.fit.verdict.name != found.fit.verdict.name:
+    is_lacking = found.fit is not None and found.fit.is_lacking
+    if is_lacking and found.fit is not None and change.fit is not None and change.fit.verdict is not found.fit.verdict:
         return change.fit.verdict is not Verdict.NOT
+    if change.is_most and not found.is_most:  # how much less it takes is not known before
+        return change.total is not None
     if change.total is None or found.total is None:
         return change.what != "quality"
     return change.total < WORTH * found.total
@@ -302,14 +322,57 @@ def _others(found: Estimate, case: _Case, who: str) -> Iterator[tuple[str, tuple
     work = found.work
     for tier in () if case.is_sparse(work) else _faster_tiers(case, who):
         yield "quality", ("auto" if tier == STORED else tier,), work, tier
+    if who == TIERS[-1] and case.draft_leaves_out(work):
+        yield "quality", (DRAFT,), work, who
     if case.stream.residency.ceiling is not None and found.fit is not None and found.fit.passes:
         yield "budget", (), work, who
     if found.work.steps > FEW_STEPS:
         yield "few steps", (FEW_STEPS,), replace(work, steps=FEW_STEPS, prompts=1), who
-    if len(work.shape) == 5 and work.shape[2] > 2:
-        fewer = (*work.shape[:2], (work.shape[2] + 1) // 2, *work.shape[3:])
-        yield "frames", pixels_of(case.model, fewer)[:1], replace(work, shape=fewer), who
-    smaller = tuple(max(MULTIPLE, round(side * SMALLER / MULTIPLE) * MULTIPLE) for side in work.shape[-2:])
-    if min(smaller) >= LEAST_SIDE:
-        shape = (*work.shape[:-2], *smaller)
-        yield "size", pixels_of(case.model, shape)[1:], replace(work, shape=shape), who
+    is_lacking = found.fit is not None and found.fit.is_lacking
+    fewer, smaller = list(_fewer_frames(work)), list(_smaller_sizes(work))
+    if not is_lacking:
+        fewer, smaller, both = fewer[:1], smaller[:1], []
+    else:  # the most that fits
+        fewer, smaller = _first_that_fits(case, fewer), _first_that_fits(case, smaller)
+        both = [] if fewer or smaller else _first_that_fits(case, _fewer_and_smaller(work))
+    for other in fewer:
+        yield "frames", pixels_of(case.model, other.shape)[:1], other, who
+    for other in smaller:
+        yield "size", pixels_of(case.model, other.shape)[1:], other, who
+    for other in both:
+        yield "frames and size", pixels_of(case.model, other.shape), other, who
+
+
+def _first_that_fits(case: _Case, works: Iterable[Work]) -> list[Work]:
+    fitting = (work for work in works if not fit_of(case.model, work.shape, work.prompts).is_lacking)
+    return list(islice(fitting, 1))
+
+
+def _fewer_frames(work: Work) -> Iterator[Work]:
+    """With half of the frames, a quarter, .."""
+    while len(work.shape) == 5 and work.shape[2] > FEW_FRAMES:
+        work = replace(work, shape=(*work.shape[:2], (work.shape[2] + 1) // 2, *work.shape[3:]))
+        yield work
+
+
+def _smaller_sizes(work: Work) -> Iterator[Work]:
+    """Two thirds of each side, four ninths, .."""
+    while len(work.shape) >= 4:
+        sides = tuple(max(MULTIPLE, round(side * SMALLER / MULTIPLE) * MULTIPLE) for side in work.shape[-2:])
+        if min(sides) < LEAST_SIDE:
+            return
+        work = replace(work, shape=(*work.shape[:-2], *sides))
+        yield work
+
+
+def _fewer_and_smaller(work: Work) -> Iterator[Work]:
+    """In turn, as long as there is either."""
+    while True:
+        fewer = next(_fewer_frames(work), None)
+        smaller = next(_smaller_sizes(fewer or work), None)
+        if fewer is None and smaller is None:
+            return
+        for one in (fewer, smaller):
+            if one is not None:
+                work = one
+                yield work

@@ -48,9 +48,11 @@ def lines(found: Estimate) -> Iterator[str]:
 def asked(found: Estimate) -> str:
     frames, height, width = found.pixels
     what = f"{width}x{height}" + (f", {counted(frames, 'frame')}" if frames else "")
+    if not width:
+        what = f"sound, a latent {found.work.shape[-1]} long"
     batch = found.work.shape[0]
     many = f", {batch} at once" if batch > 1 else ""
-    prompts = "two prompts a step" if found.work.prompts == 2 else "one prompt a step"
+    prompts = f"{('one prompt', 'two prompts', 'three prompts')[found.work.prompts - 1]} a step"
     return f"{what}{many}, {counted(found.work.steps, 'step')}, {prompts}"
 
 
@@ -108,8 +110,8 @@ def time(found: Estimate) -> str:
     return f"{told} {NOT_COUNTED}"
 
 
-def length(seconds: float, found: Estimate) -> str:
-    """A time of this estimate."""
+def length(seconds: float, found: Estimate | Change) -> str:
+    """A time of this estimate or change."""
     return f"at most {took(seconds)}" if found.is_most else took(seconds)
 
 
@@ -137,13 +139,16 @@ def change_name(change: Change) -> str:
     if change.what == "size":
         height, width = change.values
         return f"{width}x{height}"
+    if change.what == "frames and size":
+        frames, height, width = change.values
+        return f"{counted(frames, 'frame')} of {width}x{height}"
     return "vram_budget -1, automatic"
 
 
 def change_effect(change: Change, found: Estimate) -> str:
     parts = []
     if change.seconds is not None and change.total is not None:
-        parts.append(f"{length(change.seconds, found)} a step, {length(change.total, found)} in all")
+        parts.append(f"{length(change.seconds, change)} a step, {length(change.total, change)} in all")
     if change.fit is not None and found.fit is not None and change.fit.verdict is not found.fit.verdict:
         parts.append(change.fit.verdict.value)
     if not parts and change.fit is not None:

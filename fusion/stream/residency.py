@@ -10,6 +10,7 @@ with what there is.
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -77,8 +78,9 @@ class Residency:
         self._measure()
         if ceiling is not None and ceiling < self.narrow:
             gib = vram_pool.GIB
+            least = math.ceil(self.narrow / gib * 1000) / 1000  # as a budget it is enough
             raise vram_pool.OutOfVram(
-                f"The weights need at least {self.narrow / gib:.3f} GiB of VRAM to pass through, and vram_budget is "
+                f"The weights need at least {least:.3f} GiB of VRAM to pass through, and vram_budget is "
                 f"{ceiling / gib:.3f} GiB. Raise vram_budget in the {loader}."
             )
 

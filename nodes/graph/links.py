@@ -1,9 +1,8 @@
 """The VAEs that a model's latents meet in a graph, read from the links before anything runs.
 
-A graph in ComfyUI's API form is a table of nodes, with subgraphs expanded:
-{"77:8": {"class_type": ..., "inputs": {name: value or [node, output]}}}. The search goes from a
-loader's MODEL to the samplers that take it, from their latents down to the node that decodes them
-and up to the node that encoded them, and from there to the VAE's loader.
+Switches are followed as the graph will run (`switches.py`). The search goes from a loader's MODEL to
+the samplers that take it, from their latents down to the node that decodes them and up to the node
+that encoded them, and from there to the VAE's loader.
 
 Only a plain way is followed, because a false alarm would stop a correct run. The search ends where
 two models meet in one node, and where a node of another pack makes latents of latents, which may
@@ -12,39 +11,15 @@ then be of another kind.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterator, Sequence
 
-MODEL, GUIDER, LATENT, VAE, IMAGE, ANY = "MODEL", "GUIDER", "LATENT", "VAE", "IMAGE", "*"
-MODELS = (MODEL, GUIDER)  # a model, and a model with its prompts
-
-Prompt = Mapping[str, Mapping[str, Any]]
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A class of nodes.
-
-    outputs   types of its outputs
-    is_end    whether a run is made for such nodes: they save, or show
-    is_plain  whether its latents and its VAE are of the kind that it takes: stock's nodes, and ours
-    """
-
-    outputs: tuple[str, ...]
-    is_end: bool = False
-    is_plain: bool = True
-
-
-class Output(NamedTuple):
-    """An output of a node, by its place."""
-
-    node: str
-    place: int
+from .prompt import ANY, IMAGE, LATENT, MODEL, MODELS, VAE, Kind, Output, Prompt, is_link, output_of
+from .switches import followed
+from .values import Values
 
 
 class Graph:
-    """A graph, read from its links.
+    """A graph, read from its links. Its `prompt` is without the switches that are known.
 
     prompt   in API form
     kind_of  a class of nodes by its name; None: unknown
@@ -54,19 +29,21 @@ class Graph:
     def __init__(
         self, prompt: Prompt, kind_of: Callable[[str], Kind | None], ends: Collection[str] | None = None
     ) -> None:
-        self.prompt = prompt
         self._kinds = {
             name: kind_of(str(node.get("class_type"))) or Kind((), is_plain=False) for name, node in prompt.items()
         }
+        self.values = Values(prompt, self._kinds)
+        self.prompt = followed(prompt, self.values)
+        self.running = self._running(ends)
         self._takers: dict[Output, list[str]] = {}
-        for name in self._running(ends):
+        for name in self.running:
             for output in self.links(name):
                 self._takers.setdefault(output, []).append(name)
 
     def links(self, node: str) -> Sequence[Output]:
         """The outputs of other nodes that this node takes."""
         values = self.prompt.get(node, {}).get("inputs", {}).values()
-        found = (Output(str(value[0]), value[1]) for value in values if is_link(value))
+        found = (output_of(value) for value in values if is_link(value))
         return [output for output in found if output.node in self.prompt]
 
     def type_of(self, output: Output) -> str:
@@ -106,7 +83,7 @@ class Graph:
 
     def _running(self, ends: Collection[str] | None) -> set[str]:
         """The nodes that end nodes depend on, and these."""
-        asked = [name for name, kind in self._kinds.items() if kind.is_end and (ends is None or name in ends)]
+        asked = [name for name in self.prompt if self._kinds[name].is_end and (ends is None or name in ends)]
         running: set[str] = set()
         while asked:
             name = asked.pop()
@@ -185,9 +162,3 @@ class Graph:
                 return None
             vae = within[0]
         return None
-
-
-def is_link(value: object) -> bool:
-    return (
-        isinstance(value, list) and len(value) == 2 and isinstance(value[1], int) and isinstance(value[0], (str, int))
-    )

@@ -13,7 +13,8 @@ from contextvars import ContextVar
 from typing import Any
 
 from ..page.front_end import running_server
-from .links import Graph, Kind
+from .links import Graph
+from .prompt import Kind
 
 STOCK = ("nodes", "comfy_extras.", "comfy_api_nodes.")  # modules of ComfyUI's own nodes
 
@@ -66,4 +67,4 @@ def kind_of(class_type: str) -> Kind | None:
         return None
     home = getattr(found, "RELATIVE_PYTHON_MODULE", None) or "nodes"
     outputs = tuple(str(type) for type in found.RETURN_TYPES or ())
-    return Kind(outputs, bool(getattr(found, "OUTPUT_NODE", False)), home.startswith(STOCK))
+    return Kind(outputs, bool(getattr(found, "OUTPUT_NODE", False)), home.startswith(STOCK), found)

@@ -9,19 +9,26 @@ that it is about.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
-from .links import GUIDER, IMAGE, LATENT, MODELS, Graph, Output, is_link
+from .links import Graph
+from .prompt import GUIDER, IMAGE, LATENT, MODELS, Output, Unknown, is_link
+from .values import SWITCHES
 
 SIGMAS, CONDITIONING = "SIGMAS", "CONDITIONING"
-CONSTANTS = ("PrimitiveInt", "PrimitiveFloat")  # nodes whose output is their `value`
 SAME_SIGMAS = ("FlipSigmas", "SetFirstSigma")  # the same number of sigmas as their input
+PIXELS = "pixels"  # the input of nodes that encode a picture
 SAME_SIZE = ("SetLatentNoiseMask",)  # latents of their input's size
 # Nodes that put a frame of latents before those of the video, and the input that adds it.
 ADDS_A_FRAME = {"WanVaceToVideo": "reference_image"}
-ONE_PROMPT = "BasicGuider"
+ONE_PROMPT, THREE_PROMPTS = "BasicGuider", "DualCFGGuider"
+# Empty latents of sound: their shape behind the batch, for so many seconds.
+SOUNDS: Mapping[str, Callable[[float], tuple[int, ...]]] = {
+    "EmptyAceStepLatentAudio": lambda seconds: (8, 16, int(seconds * 44100 / 512 / 8)),
+    "EmptyAceStep1.5LatentAudio": lambda seconds: (64, round(seconds * 48000 / 1920)),
+}
 
 
 @dataclass(frozen=True)
@@ -31,8 +38,10 @@ class Sampling:
     sampler   the node that samples
     between   nodes that the model passes on its way there, in order
     pixels    frames, height and width; 0 frames: of a picture
+    sound     instead of pixels: the latent's shape behind the batch; empty: it is no sound
     batch     how many at once
     more      frames of the latent, in addition to those of the pixels
+    prompts   of each step
     """
 
     sampler: str
@@ -41,24 +50,15 @@ class Sampling:
     batch: int
     more: int
     steps: int
-    guidance: float
-
-
-class Unknown(Exception):
-    """key: of the reason, among the page's words. node: its subject. sampler: the node of its
-    sampling."""
-
-    def __init__(self, key: str, node: str = "", **values: Any) -> None:
-        super().__init__(key)
-        self.key, self.node, self.values = key, node, values
-        self.sampler = ""
+    prompts: int
+    sound: tuple[int, ...] = ()
 
 
 def samplings(graph: Graph, loader: str) -> Iterator[Sampling | Unknown]:
-    """The samplings that the loader's first output goes to, the nearest first; also those that save
-    nothing."""
+    """The samplings that the loader's first output goes to, the nearest first: those that will run, or
+    where nothing of this model is saved yet, all."""
     takers: dict[Output, list[str]] = {}
-    for name in graph.prompt:
+    for name in graph.prompt if loader not in graph.running else graph.running:
         for output in dict.fromkeys(graph.links(name)):
             takers.setdefault(output, []).append(name)
     waiting: deque[tuple[Output, tuple[str, ...]]] = deque([(Output(loader, 0), ())])
@@ -70,7 +70,9 @@ def samplings(graph: Graph, loader: str) -> Iterator[Sampling | Unknown]:
                 continue
             seen.add(node)
             made = graph.made(node)
-            if LATENT in made:
+            if graph.prompt[node]["class_type"] in SWITCHES:
+                yield _undecided(graph, node)
+            elif LATENT in made and not (graph.is_plain(node) and set(MODELS) & set(made)):
                 yield _sampling(graph, node, between)
             elif len(set(graph.links_of(node, *MODELS))) > 1:
                 yield Unknown("twoModels", node)
@@ -83,15 +85,19 @@ def samplings(graph: Graph, loader: str) -> Iterator[Sampling | Unknown]:
 
 def number(graph: Graph, node: str, name: str, default: float | None = None) -> float:
     """The value that this input of a node will have. Raises `Unknown`."""
-    value = graph.prompt[node]["inputs"].get(name, default)
-    if is_link(value) and str(value[0]) in graph.prompt:
-        origin = str(value[0])
-        if graph.prompt[origin].get("class_type") not in CONSTANTS:
-            raise Unknown("computed", origin, what=name)
-        return number(graph, origin, "value")
+    value = graph.values.input(node, name, default)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise Unknown("noValue", node, what=name)
     return value
+
+
+def _undecided(graph: Graph, switch: str) -> Unknown:
+    """Why a switch is still in the graph."""
+    try:
+        graph.values.chosen(switch)
+    except Unknown as reason:
+        return reason
+    raise AssertionError("a switch that is known is followed")
 
 
 # --------------------------------------------------------------------------------------------------------- one sampling
@@ -101,20 +107,35 @@ def _sampling(graph: Graph, sampler: str, between: tuple[str, ...]) -> Sampling 
     try:
         if not graph.is_plain(sampler):
             raise Unknown("samplesItself", sampler)
-        pixels, batch, more = _size(graph, sampler)
-        return Sampling(sampler, between, pixels, batch, more, _steps(graph, sampler), _guidance(graph, sampler))
+        size = _size(graph, sampler)
+        steps, prompts = _steps(graph, sampler), _prompts(graph, sampler)
+        return Sampling(sampler, between, size.pixels, size.batch, size.more, steps, prompts, size.sound)
     except Unknown as reason:
         reason.sampler = sampler
         return reason
 
 
-def _size(graph: Graph, sampler: str) -> tuple[tuple[int, int, int], int, int]:
+class _Size(NamedTuple):
+    """Of a latent: as in `Sampling`."""
+
+    pixels: tuple[int, int, int]
+    batch: int = 1
+    more: int = 0
+    sound: tuple[int, ...] = ()
+
+
+def _size(graph: Graph, sampler: str) -> _Size:
     node, seen = sampler, set[str]()
     while node not in seen:
         seen.add(node)
         inputs = graph.prompt[node]["inputs"]
-        if node != sampler and {"width", "height"} <= inputs.keys() and graph.is_plain(node):
-            return _made_here(graph, node)
+        if node != sampler and graph.is_plain(node):
+            if {"width", "height"} <= inputs.keys():
+                return _made_here(graph, node)
+            if PIXELS in inputs:
+                return _encoded_here(graph, node)
+            if graph.prompt[node]["class_type"] in SOUNDS:
+                return _sound(graph, node)
         latents = graph.links_of(node, LATENT)
         passes = graph.links_of(node, *MODELS) or graph.prompt[node]["class_type"] in SAME_SIZE
         if not latents:
@@ -125,7 +146,7 @@ def _size(graph: Graph, sampler: str) -> tuple[tuple[int, int, int], int, int]:
     raise Unknown("sizeOf", node)
 
 
-def _made_here(graph: Graph, node: str) -> tuple[tuple[int, int, int], int, int]:
+def _made_here(graph: Graph, node: str) -> _Size:
     inputs = graph.prompt[node]["inputs"]
     width, height = (int(number(graph, node, name)) for name in ("width", "height"))
     frames = int(number(graph, node, "length")) if "length" in inputs else 0
@@ -134,7 +155,23 @@ def _made_here(graph: Graph, node: str) -> tuple[tuple[int, int, int], int, int]
     if min(width, height, batch) < 1 or frames < 0:
         raise Unknown("sizeOf", node)
     adds = ADDS_A_FRAME.get(graph.prompt[node]["class_type"])
-    return (frames, height, width), batch, int(adds is not None and is_link(inputs.get(adds)))
+    return _Size((frames, height, width), batch, int(adds is not None and is_link(inputs.get(adds))))
+
+
+def _encoded_here(graph: Graph, node: str) -> _Size:
+    """Of a picture that a VAE encodes. Of several it depends on the VAE whether they are a video."""
+    count, height, width = graph.values.size(node, PIXELS)
+    if count != 1:
+        raise Unknown("sizeOf", node)
+    return _Size((0, height, width))
+
+
+def _sound(graph: Graph, node: str) -> _Size:
+    shape = SOUNDS[graph.prompt[node]["class_type"]](number(graph, node, "seconds"))
+    batch = int(number(graph, node, "batch_size", 1))
+    if min(*shape, batch) < 1:
+        raise Unknown("sizeOf", node)
+    return _Size((0, 0, 0), batch, sound=shape)
 
 
 def _steps(graph: Graph, sampler: str) -> int:
@@ -169,11 +206,16 @@ def _sigmas(graph: Graph, node: str, depth: int = 0) -> int:
     return int(number(graph, origin, "steps"))
 
 
-def _guidance(graph: Graph, sampler: str) -> float:
+def _prompts(graph: Graph, sampler: str) -> int:
+    """How many prompts a step computes: with a guidance of 1 stock leaves the others out."""
     guiders = graph.links_of(sampler, GUIDER)
     node = guiders[0].node if guiders else sampler
-    if "cfg" in graph.prompt[node]["inputs"]:
-        return number(graph, node, "cfg")
+    inputs = graph.prompt[node]["inputs"]
+    if "cfg" in inputs:
+        return 1 if number(graph, node, "cfg") == 1.0 else 2
     if graph.prompt[node]["class_type"] == ONE_PROMPT:
-        return 1.0
+        return 1
+    if graph.prompt[node]["class_type"] == THREE_PROMPTS:
+        between, negative = (number(graph, node, name) for name in ("cfg_conds", "cfg_cond2_negative"))
+        return 3 if negative != 1.0 else 2 if between != 1.0 else 1
     raise Unknown("guidanceOf", node)

@@ -51,6 +51,7 @@ function linesOf(told, isOneOfMany) {
     if (ram) found.push({ text: ram, lacks: told.ram.eachStep > 0 })
     if (told.auto) found.push({ text: `auto: ${words(`auto_${told.auto}`)}` })
     if (changes.length) found.push({ text: `${words(lacks ? "wouldFit" : "faster")} ${changes.map(changeOf).join(", ")}` })
+    else if (told.verdict === "NOT") found.push({ text: words("nothingFits"), lacks })
     return found
 }
 
@@ -74,16 +75,17 @@ function timeOf({ step, all, steps, source, isMost }) {
     return [...parts, words(`source${source}`)].join(", ")
 }
 
-function changeOf({ what, values, all }) {
-    const [first, second] = values
+function changeOf({ what, values, all, isMost }) {
+    const [first, second, third] = values
     const name = {
         quality: () => words("changeQuality", { quality: first }),
         "few steps": () => words("changeSteps", { steps: first }),
         frames: () => words("changeFrames", { frames: first }),
         size: () => `${second}x${first}`,
+        "frames and size": () => `${words("changeFrames", { frames: first })} ${third}x${second}`,
         budget: () => "vram_budget -1",
     }[what]()
-    return all === null ? name : `${name} ${all}`
+    return all === null ? name : `${name} ${isMost ? words("atMost", { time: all }) : all}`
 }
 
 const reasonOf = ({ unknown, node, values }) => words(`unknown_${unknown}`, { ...values, node: titleOf(node) })

@@ -62,6 +62,7 @@ const ENGLISH = {
     sourcePREDICTED: "predicted",
     faster: "Faster:",
     wouldFit: "Would fit:",
+    nothingFits: "No smaller size would fit: close what else uses the card, or take a smaller file",
     changeQuality: "quality {quality}",
     changeSteps: "LoRA for {steps} steps",
     changeFrames: "{frames} frames",

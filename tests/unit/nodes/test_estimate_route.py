@@ -24,13 +24,18 @@ from fusestream.fusion.base.card_rates import Card
 from fusestream.fusion.estimate.plan import estimate, pixels_of, shape_of
 from fusestream.fusion.estimate.unread import SMALL, unread_model
 from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
+from fusestream.fusion.patcher.vram_estimate import RESERVE
 from fusestream.memory.host.ram import Ram
 from fusestream.nodes import estimate_route
-from fusestream.nodes.graph.links import Kind
+from fusestream.nodes.graph.prompt import Kind
 from fusestream.nodes.page import front_end
 
 LOADER = "FuseStreamDiffusionModelLoader"
-MAY = {"FuseStreamLiveVideo": "samplesItself", "GetImageSize": "computed"}  # reasons, by the node that is named
+MAY = {
+    "FuseStreamLiveVideo": "samplesItself",
+    "ImageScaleToTotalPixels": "computed",
+    "LoadImage": "noFile",
+}  # reasons, by the node that is named
 WORDS = Path(__file__).resolve().parents[3] / "nodes" / "web" / "js" / "words.js"
 
 
@@ -100,16 +105,45 @@ def test_two_samplers_of_one_loader_are_told_apart() -> None:
 def test_on_a_card_that_is_predicted_it_tells_times_and_what_would_change_them(monkeypatch: pytest.MonkeyPatch) -> None:
     card = Card("NVIDIA GeForce RTX 2060 SUPER", (7, 5), 34, 1.65e9, 448e9)
     monkeypatch.setattr("fusestream.fusion.estimate.plan.card_of", lambda _device: card)
-    told = only(api("wan2.1_t2v_1.3B"))
+    prompt = api("wan2.1_t2v_1.3B")
+    told = only(prompt)
     assert told["source"] == "PREDICTED" and told["step"].endswith("s") and told["all"]
-    assert told["changes"][0]["what"] == "few steps" and len(told["changes"]) == 2
+    assert [one["what"] for one in told["changes"]] == ["quality", "few steps"], "the quality first, and one other"
+    assert told["changes"][0]["values"] == ["Fastest"] and not told["changes"][0]["isMost"]
+    tiny.node_of(prompt, LOADER)["inputs"]["quality"] = "Fastest"
+    tiny.node_of(prompt, "EmptyHunyuanLatentVideo")["inputs"].update(length=81, width=832, height=480)
+    assert only(prompt)["changes"][0] == {
+        "what": "quality",
+        "values": ["Draft"],
+        "all": only(prompt)["all"],
+        "isMost": True,
+    }
+
+
+def test_what_does_not_fit_names_the_most_that_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = api("wan2.1_t2v_1.3B")
+    size = tiny.node_of(prompt, "EmptyHunyuanLatentVideo")["inputs"]
+    size.update(length=161, width=1280, height=720)
+    assert only(prompt)["verdict"] == "WHOLE"
+    free = 1 << 28
     monkeypatch.setattr(
-        "fusestream.fusion.patcher.streaming_patcher.StreamingModelPatcher.get_free_memory", lambda *_: 1 << 28
+        "fusestream.fusion.patcher.streaming_patcher.StreamingModelPatcher.get_free_memory", lambda *_: free
     )
     monkeypatch.setattr("fusestream.fusion.estimate.fit._others", lambda *_: 0)
-    told = only(api("wan2.1_t2v_1.3B"))
-    assert told["verdict"] == "NOT" and told["lacks"] > 0, "and what would not fit either is not told"
-    assert all(one["what"] in ("frames", "size") for one in told["changes"])
+    told = only(prompt)
+    assert told["verdict"] == "NOT" and told["changes"] == [], "what would not fit either is not told"
+    needed = free + told["lacks"]
+    names = {"frames": ("length",), "size": ("height", "width"), "frames and size": ("length", "height", "width")}
+    found = []
+    for share in (0.9, 0.5, 0.15):
+        free = int(share * needed) + RESERVE
+        (change,) = only(prompt)["changes"]
+        found.append((change["what"], change["values"]))
+        smaller = {**size, **dict(zip(names[change["what"]], change["values"], strict=True))}
+        tiny.node_of(prompt, "EmptyHunyuanLatentVideo")["inputs"] = smaller
+        assert only(prompt)["verdict"] in ("WHOLE", "STREAMS"), "as it says"
+        tiny.node_of(prompt, "EmptyHunyuanLatentVideo")["inputs"] = size
+    assert len({str(one) for one in found}) == 3, found
 
 
 def only(prompt: Workflow) -> dict[str, Any]:
@@ -310,10 +344,10 @@ def test_the_page_has_words_for_every_reason_and_source() -> None:
     import re
 
     from fusestream.fusion.base.card_rates import Source
-    from fusestream.nodes.graph import samplings
 
     words = WORDS.read_text(encoding="utf-8")
-    said = "".join(Path(str(module.__file__)).read_text(encoding="utf-8") for module in (samplings, estimate_route))
+    places = [*Path(str(estimate_route.__file__)).parent.glob("graph/*.py"), Path(str(estimate_route.__file__))]
+    said = "".join(path.read_text(encoding="utf-8") for path in places)
     keys = set(re.findall(r'Unknown\("(\w+)"', said)) | {"noLatent", "sizeOf"}
     assert len(keys) >= 12 and all(f"unknown_{key}: " in words for key in keys)
     assert {f"unknown_{key}" for key in keys} == set(re.findall(r"(unknown_\w+): ", words)), "and no more"

@@ -239,7 +239,7 @@ def test_too_little_is_too_little(streamed: Any, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("fusestream.fusion.estimate.fit._others", lambda *_: 0)
     found = fit_of(streamed, (1, 16, 21, 90, 160), 2)
     assert found.verdict is Verdict.NOT and found.lacks > 0 and found.forwards == 2
-    told = estimate(streamed, (1, 16, 21, 90, 160), 20, 5.0)
+    told = estimate(streamed, (1, 16, 21, 90, 160), 20, 2)
     assert "does not fit" in words.as_text(told) and "missing" in words.as_text(told)
 
 
@@ -247,16 +247,16 @@ def test_too_little_is_too_little(streamed: Any, monkeypatch: pytest.MonkeyPatch
 
 
 def test_of_a_cpu_nobody_knows_until_it_has_sampled(streamed: Any) -> None:
-    found = estimate(streamed, LATENT, 20, 1.0)
+    found = estimate(streamed, LATENT, 20, 1)
     assert found.gaps == () and found.seconds is None and found.source is None
     assert found.pixels == (9, 128, 128) and found.work.prompts == 1
     text = words.as_text(found)
     assert "is not known" in text and "Sample two steps or more" in text
     sample(streamed, 4)
-    found = estimate(streamed, LATENT, 20, 1.0)
+    found = estimate(streamed, LATENT, 20, 1)
     assert found.source is Source.MEASURED and found.seconds == streamed.model.fusestream_pace.last.seconds
     assert found.total == pytest.approx(20 * found.seconds)
-    larger = estimate(streamed, (1, 16, 5, 32, 32), 20, 5.0)
+    larger = estimate(streamed, (1, 16, 5, 32, 32), 20, 2)
     assert larger.source is Source.SCALED and larger.seconds > 8 * found.seconds
     assert "at another size (latent of 3x16x16" in words.as_text(larger)
     assert [change.what for change in larger.changes] == ["few steps", "frames"]
@@ -269,15 +269,15 @@ def test_another_policy_is_another_time(streamed: Any) -> None:
     from fusestream.fusion.load import other_policy
 
     under = other_policy.model_under(streamed, fusion.KernelPolicy.of("auto", precision="turbo"))
-    assert estimate(under, LATENT, 20, 1.0).seconds is None
-    assert "turbo" in estimate(under, LATENT, 20, 1.0).kernels
+    assert estimate(under, LATENT, 20, 1).seconds is None
+    assert "turbo" in estimate(under, LATENT, 20, 1).kernels
 
 
 def test_on_a_card_that_is_predicted(streamed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its bus is a card's, however fast other tests saw this machine copy."""
     monkeypatch.setattr(plan, "card_of", lambda _device: TURING)
     monkeypatch.setattr(type(streamed.stream.residency.ledger), "rate", lambda _self: 12e9)
-    found = estimate(streamed, (1, 16, 21, 60, 104), 20, 5.0)
+    found = estimate(streamed, (1, 16, 21, 60, 104), 20, 2)
     assert found.source is Source.PREDICTED and found.by is None and found.seconds is not None
     assert "predicted" in words.time(found) and "not measured" in words.time(found)
     by_what = {(change.what, change.values): change for change in found.changes}
@@ -290,23 +290,23 @@ def test_of_work_that_is_left_out_as_it_runs_the_most_is_told(streamed: Any, mon
     """Draft, and either of its nodes behind the loader: with all of the work it takes as long as Fastest."""
     monkeypatch.setattr(plan, "card_of", lambda _device: TURING)
     video = (1, 16, 21, 60, 104)
-    whole = estimate(streamed, video, 20, 5.0)
-    draft = estimate(fusion.at_quality(streamed, "Draft"), video, 20, 5.0)
+    whole = estimate(streamed, video, 20, 2)
+    draft = estimate(fusion.at_quality(streamed, "Draft"), video, 20, 2)
     assert draft.seconds == whole.seconds and draft.is_most and not whole.is_most
     assert "A step takes at most" in words.time(draft) and "left out" in words.time(draft)
     assert draw(draft).width == WIDTH
-    assert estimate(step_cached(streamed, StepCache()), video, 20, 5.0).is_most
-    assert not estimate(step_cached(streamed, StepCache()), video, 4, 1.0).is_most, "the first steps are computed"
-    assert not estimate(sparse(streamed, Sparse()), LATENT, 20, 5.0).is_most, "so few tokens stay dense"
+    assert estimate(step_cached(streamed, StepCache()), video, 20, 2).is_most
+    assert not estimate(step_cached(streamed, StepCache()), video, 4, 1).is_most, "the first steps are computed"
+    assert not estimate(sparse(streamed, Sparse()), LATENT, 20, 2).is_most, "so few tokens stay dense"
 
 
 def test_a_latent_of_a_picture_is_made_to_fit(streamed: Any) -> None:
-    assert estimate(streamed, (2, 4, 16, 16), 4, 1.0).work.shape == (2, 16, 1, 16, 16)
+    assert estimate(streamed, (2, 4, 16, 16), 4, 1).work.shape == (2, 16, 1, 16, 16)
 
 
 def test_of_a_model_that_does_not_stream(path: str) -> None:
     model = fusion.load_diffusion_model(path, vram_budget=0.0)
-    found = estimate(model, LATENT, 20, 5.0)
+    found = estimate(model, LATENT, 20, 2)
     assert found.fit is None and found.gaps == () and "vram_budget" in words.as_text(found)
     assert draw(found).width == WIDTH
 

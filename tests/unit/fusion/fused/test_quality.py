@@ -142,7 +142,7 @@ def test_it_is_told_as_what_it_comes_to(studio: Studio, storage: str) -> None:
     found = SAID[storage]
     assert quality.resolved(model) is found
     assert gather(model).policy == f"kernels auto, auto: {found.words}"
-    told = estimate(model, (1, 16, 3, 16, 16), 4, 1.0)
+    told = estimate(model, (1, 16, 3, 16, 16), 4, 1)
     assert told.auto is found and found.words in told.kernels
 
 

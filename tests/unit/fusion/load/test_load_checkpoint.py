@@ -30,7 +30,7 @@ from fusestream.kernels_cuda import LEDGER
 from fusestream.memory import BadFile
 from fusestream.nodes import files
 from fusestream.nodes.graph import queued
-from fusestream.nodes.graph.links import Kind
+from fusestream.nodes.graph.prompt import Kind
 from fusestream.nodes.loaders import CheckpointLoader
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread", "small_ones_too")

@@ -9,7 +9,8 @@ import pytest
 
 from bed.paths import ROOT
 from bed.templates.signatures import signature
-from fusestream.nodes.graph.links import Graph, Kind
+from fusestream.nodes.graph.links import Graph
+from fusestream.nodes.graph.prompt import Kind
 
 KINDS = {
     "Model": Kind(("MODEL",), is_plain=False),

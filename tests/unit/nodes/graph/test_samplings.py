@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from fusestream.nodes.graph.links import Graph, Kind
-from fusestream.nodes.graph.samplings import Sampling, Unknown, samplings
+from fusestream.nodes.graph.links import Graph
+from fusestream.nodes.graph.prompt import Kind, Unknown
+from fusestream.nodes.graph.samplings import Sampling, samplings
 
 KINDS = {
     "Loader": Kind(("MODEL",), is_plain=False),
@@ -27,6 +28,7 @@ KINDS = {
     "BasicGuider": Kind(("GUIDER",)),
     "CFGGuider": Kind(("GUIDER",)),
     "DualCFGGuider": Kind(("GUIDER",)),
+    "TheirGuider": Kind(("GUIDER",)),
     "BasicScheduler": Kind(("SIGMAS",)),
     "ManualSigmas": Kind(("SIGMAS",)),
     "SplitSigmas": Kind(("SIGMAS", "SIGMAS")),
@@ -75,10 +77,10 @@ def reason(**others: Any) -> tuple[str, str]:
 
 
 def test_of_one_sampler() -> None:
-    assert one() == Sampling("sampler", ("lora",), (81, 480, 832), 1, 0, 20, 5.0)
+    assert one() == Sampling("sampler", ("lora",), (81, 480, 832), 1, 0, 20, 2)
     through = one(again=node("Reroute", value="lora.0"), sampler=node(
         "KSampler", model="again.0", latent_image="empty.0", steps=20, cfg=1.0))  # fmt: skip
-    assert through.between == ("lora", "again") and through.guidance == 1.0
+    assert through.between == ("lora", "again") and through.prompts == 1
 
 
 def test_nothing_takes_it() -> None:
@@ -110,13 +112,16 @@ CUSTOM = {
 
 
 def test_of_a_guider_and_sigmas() -> None:
-    assert one(**CUSTOM) == Sampling("sampler", ("lora", "guider"), (81, 480, 832), 1, 0, 30, 4.0)
-    assert one(**CUSTOM | {"guider": node("BasicGuider", model="lora.0")}).guidance == 1.0
+    assert one(**CUSTOM) == Sampling("sampler", ("lora", "guider"), (81, 480, 832), 1, 0, 30, 2)
+    assert one(**CUSTOM | {"guider": node("BasicGuider", model="lora.0")}).prompts == 1
     split = node("SplitSigmas", sigmas="sigmas.0", step=12)
     for place, steps in ((0, 12), (1, 18)):
         sampler = node("SamplerCustomAdvanced", guider="guider.0", sigmas=f"split.{place}", latent_image="empty.0")
         assert one(**CUSTOM | {"split": split, "sampler": sampler}).steps == steps
-    assert reason(**CUSTOM | {"guider": node("DualCFGGuider", model="lora.0")}) == ("guidanceOf", "guider")
+    for between, negative, prompts in ((5.0, 2.0, 3), (5.0, 1.0, 2), (1.0, 1.0, 1)):
+        three = node("DualCFGGuider", model="lora.0", cfg_conds=between, cfg_cond2_negative=negative)
+        assert one(**CUSTOM | {"guider": three}).prompts == prompts
+    assert reason(**CUSTOM | {"guider": node("TheirGuider", model="lora.0")}) == ("guidanceOf", "guider")
     assert reason(**CUSTOM | {"sigmas": node("ManualSigmas", sigmas="1, 0.5")}) == ("stepsOf", "sigmas")
 
 
