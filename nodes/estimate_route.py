@@ -22,7 +22,7 @@ from . import declare, files
 from .graph import queued
 from .graph.links import Graph
 from .graph.prompt import Unknown, is_link
-from .graph.samplings import Sampling, number, samplings
+from .graph.samplings import Sampling, samplings
 from .kernels import ModelKernels
 from .loaders import CheckpointLoader, DiffusionModelLoader, Loader
 from .model_files import model_files
@@ -147,7 +147,7 @@ def _model(graph: Graph, loader: str) -> Any:
     if path is None:
         raise Unknown("noFile", file=str(name), folder=f"models/{files.FOLDERS[role]}")
     precision = declare.precision_of(inputs.get("quality", declare.BY_PRECISION), inputs.get("precision", "precise"))
-    budget = float(number(graph, loader, "vram_budget", AUTO))
+    budget = float(graph.values.number(loader, "vram_budget", AUTO))
     user_files.apply()
     user_files.read_step_times()
     try:

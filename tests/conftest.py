@@ -49,6 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-schema", action="store_true", help="write the node schema snapshot anew")
     parser.addoption("--update-reports", action="store_true", help="write the golden reports anew")
     parser.addoption("--update-classes", action="store_true", help="write the table of model classes anew")
+    parser.addoption("--update-estimates", action="store_true", help="write the table of estimated templates anew")
     parser.addoption("--update-launches", action="store_true", help="write the golden launches anew")
     parser.addoption("--update-pictures", action="store_true", help="take the pictures of the help pages anew")
 

@@ -162,9 +162,11 @@ def pixels_of(model: Any, shape: Sequence[int]) -> tuple[int, int, int]:
 
 def shape_of(model: Any, pixels: tuple[int, int, int], batch: int = 1, more: int = 0) -> tuple[int, ...]:
     """Shape of the latent for these frames, height and width; 0 frames: for a picture. more:
-    additional frames of the latent."""
+    additional frames of the latent. To a model of pictures frames are a batch."""
     wanted = model.model.latent_format
     frames, *sides = pixels
+    if wanted.latent_dimensions < 3:
+        batch *= max(1, frames)
     shape = (batch, int(wanted.latent_channels), *(int(side // wanted.spacial_downscale_ratio) for side in sides))
     if wanted.latent_dimensions == 3:
         count = max(frames - 1, 0) // wanted.temporal_downscale_ratio + 1 + more

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 
-from .prompt import ANY, IMAGE, LATENT, MODEL, MODELS, VAE, Kind, Output, Prompt, is_link, output_of
+from .prompt import ANY, IMAGE, LATENT, MODEL, MODELS, VAE, Kind, Output, Prompt, Unknown, is_link, output_of
+from .sizes import size_of
 from .switches import followed
 from .values import Values
 
@@ -32,8 +33,8 @@ class Graph:
         self._kinds = {
             name: kind_of(str(node.get("class_type"))) or Kind((), is_plain=False) for name, node in prompt.items()
         }
-        self.values = Values(prompt, self._kinds)
-        self.prompt = followed(prompt, self.values)
+        self.prompt: Prompt = followed(prompt, Values(prompt, self._kinds))
+        self.values = Values(self.prompt, self._kinds, self._decoded)
         self.running = self._running(ends)
         self._takers: dict[Output, list[str]] = {}
         for name in self.running:
@@ -80,6 +81,14 @@ class Graph:
             found = self._loader_of(vae)
             if found is not None:
                 yield found
+
+    def _decoded(self, node: str) -> tuple[int, int, int]:
+        """Count, height and width of the pictures that a node decodes. Raises `Unknown`."""
+        found = size_of(self, node)
+        if found.sound:
+            raise Unknown("computed", node)
+        frames, height, width = found.pixels
+        return max(1, frames) * found.batch, height, width
 
     def _running(self, ends: Collection[str] | None) -> set[str]:
         """The nodes that end nodes depend on, and these."""

@@ -7,8 +7,9 @@ node, a model or a file that is missing decides is `Unknown`, with the node that
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from . import input_files
@@ -54,6 +55,7 @@ TEXTS = (
 )
 # Pictures of the size of the one that they are made of.
 SAME_SIZE = ("Canny", "ImageBlur", "ImageInvert", "ImageSharpen", "JoinImageWithAlpha", "PreviewImage")
+DECODES = ("VAEDecode", "VAEDecodeTiled")
 # Outputs that hand an input on, by their place.
 HANDS_ON: Mapping[str, Mapping[int, str]] = {"WanCameraEmbedding": {1: "width", 2: "height", 3: "length"}}
 # Stock's switches: the input that decides, and what is passed on if that is false and if it is true.
@@ -68,11 +70,15 @@ KONTEXT = ("PREFERRED_KONTEXT_RESOLUTIONS", "PREFERED_KONTEXT_RESOLUTIONS")  # s
 DEEP = 100  # nodes one behind the other: more go round in a circle
 
 
+Decoded = Callable[[str], tuple[int, int, int]]
+
+
 class Values:
     """Of one graph. Each node is worked out once."""
 
-    def __init__(self, prompt: Prompt, kinds: Mapping[str, Kind]) -> None:
-        self._prompt, self._kinds = prompt, kinds
+    def __init__(self, prompt: Prompt, kinds: Mapping[str, Kind], decoded: Decoded | None = None) -> None:
+        """decoded: count, height and width of the pictures that a node decodes; None: nobody tells."""
+        self._prompt, self._kinds, self._decoded = prompt, kinds, decoded
         self._known: dict[str, tuple[Any, ...] | Unknown] = {}
         self._depth = 0
 
@@ -86,12 +92,20 @@ class Values:
         except Unknown as reason:  # is told by what is asked for
             raise Unknown(reason.key, reason.node, **reason.values | {"what": name}) from None
 
+    def number(self, node: str, name: str, default: float | None = None) -> float:
+        """The number that this input will have. Raises `Unknown`."""
+        value = self.input(node, name, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise Unknown("noValue", node, what=name)
+        return value
+
     def size(self, node: str, name: str) -> tuple[int, int, int]:
-        """Batch, height and width of the pictures that this input will have. Raises `Unknown`."""
+        """Count, height and width of the pictures that this input will have. Raises `Unknown`."""
         shape = tuple(getattr(self.input(node, name), "shape", ()))
-        if len(shape) != 4:
+        if len(shape) < 4:
             raise Unknown("computed", node)
-        return int(shape[0]), int(shape[1]), int(shape[2])
+        *counts, height, width, _channels = (int(side) for side in shape)
+        return math.prod(counts), height, width
 
     def output(self, output: Output) -> Any:
         """What comes out of a node: a number, a text, or a picture without pixels. Raises `Unknown`."""
@@ -148,6 +162,8 @@ class Values:
             return width, height, batch
         if kind == "FluxKontextImageScale":
             return (self._as_kontext(node),)
+        if kind in DECODES and self._decoded is not None:
+            return (input_files.picture(*self._decoded(node)),)
         if kind in SAME_SIZE:
             return (self.input(node, self._only_picture(node)),)
         if kind in RUN and self._kinds[node].is_plain:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from comfyui_workflow_templates import get_asset_path
 from playwright.sync_api import Locator, Route, expect
 
 from bed.depth import is_thorough
@@ -235,6 +237,72 @@ INTO_SUBGRAPH = """async () => {
 }"""
 
 
+# Of ComfyUI's own: inputs and widgets of a subgraph, a bypassed one, subgraphs in subgraphs, a computed switch.
+STOCKS = (
+    "image_z_image_int8",
+    "templates-6-key-frames",
+    "video_wan2_2_14B_s2v",
+    "templates-1_click_multiple_scene_angles-v1.0",
+)
+# A model by way of a Set and a Get node, as a pack has them: the front end resolves these, and no server knows them.
+SET_AND_GET = """() => {
+    class SetNode extends LGraphNode {
+        isVirtualNode = true
+        constructor() { super("Set"); this.addInput("*", "*"); this.addOutput("*", "*") }
+    }
+    class GetNode extends LGraphNode {
+        isVirtualNode = true
+        constructor() { super("Get"); this.addOutput("*", "*") }
+        getInputLink() { return this.graph.getLink(this.graph.nodes.find(n => n.type === "SetNode").inputs[0].link) }
+    }
+    LiteGraph.registerNodeType("SetNode", SetNode)
+    LiteGraph.registerNodeType("GetNode", GetNode)
+    const loader = app.graph.nodes.find(n => n.type === "FuseStreamDiffusionModelLoader")
+    const link = app.graph.getLink(loader.outputs[0].links[0])
+    const taker = app.graph.getNodeById(link.target_id), slot = link.target_slot
+    const set = LiteGraph.createNode("SetNode"), get = LiteGraph.createNode("GetNode")
+    for (const node of [set, get]) app.graph.add(node)
+    loader.connect(0, set, 0)
+    get.connect(0, taker, slot)
+}"""
+PICTURE = '<svg xmlns="http://www.w3.org/2000/svg" width="8" height="8"/>'
+OPEN = """async workflow => {
+    const { swap } = await import("/extensions/FuseStream/js/swap.js")
+    if (workflow) {
+        swap(workflow, true)
+        await app.loadGraphData(workflow)
+    }
+    const { openGraph } = await import("/extensions/FuseStream/js/open_graph.js")
+    return openGraph(app.rootGraph)
+}"""
+
+
+def same(asked: dict[str, Any], queued: dict[str, Any]) -> None:
+    """The same nodes and links, and of what is told the same values."""
+    kinds = [{name: node["class_type"] for name, node in prompt.items()} for prompt in (asked, queued)]
+    assert kinds[0] == kinds[1]
+    for name, node in queued.items():
+        wanted = {key: value for key, value in node["inputs"].items() if is_told(value)}
+        found = {key: value for key, value in asked[name]["inputs"].items() if is_told(value)}
+        assert found == wanted, (name, node["class_type"])
+
+
+def test_what_is_asked_of_comfyuis_templates_is_what_would_be_queued(front: FrontEnd) -> None:
+    told(front, STREAMS)
+    front.page.route(
+        "**/view?*", lambda route: route.fulfill(content_type="image/svg+xml", body=PICTURE)
+    )  # what it loads
+    for name in STOCKS:
+        template = json.loads(Path(get_asset_path(name, f"{name}.json")).read_text(encoding="utf-8"))
+        same(front.page.evaluate(OPEN, template), front.prompt())
+    front.page.evaluate(SHOW, [workflow(TEMPLATE), 0.62, 120, 90])
+    front.page.evaluate(SET_AND_GET)
+    asked = front.page.evaluate(OPEN, None)
+    same(asked, front.prompt())
+    loader = next(name for name, node in asked.items() if node["class_type"] in LOADERS)
+    assert [loader, 0] in [value for node in asked.values() for value in node["inputs"].values()]
+
+
 def test_what_is_asked_is_what_would_be_queued(front: FrontEnd) -> None:
     """Flat, in a subgraph, and with a node bypassed: the same nodes and links as `Run` sends, the same numbers."""
     asked = told(front, STREAMS)
@@ -247,14 +315,7 @@ def test_what_is_asked_is_what_would_be_queued(front: FrontEnd) -> None:
             front.page.evaluate(change)
         while len(asked) == count and (change is not None or not asked):
             front.page.wait_for_timeout(200)
-        queued = front.prompt()
-        assert {name: node["class_type"] for name, node in asked[-1].items()} == {
-            name: node["class_type"] for name, node in queued.items()
-        }
-        for name, node in queued.items():
-            wanted = {key: value for key, value in node["inputs"].items() if is_told(value)}
-            found = {key: value for key, value in asked[-1][name]["inputs"].items() if is_told(value)}
-            assert found == wanted, (name, node["class_type"])
+        same(asked[-1], front.prompt())
     loader = next(name for name, node in asked[-1].items() if node["class_type"] in LOADERS)
     assert ":" in loader
     expect(shown(front, loader)).to_be_visible()

@@ -12,10 +12,10 @@ from comfy_extras import nodes_ace, nodes_flux, nodes_logic, nodes_math, nodes_p
 from PIL import Image
 
 from bed.templates.clip import write_clip
-from fusestream.nodes.graph import samplings as of
 from fusestream.nodes.graph.links import Graph
 from fusestream.nodes.graph.prompt import Kind, Output, Unknown
 from fusestream.nodes.graph.samplings import Sampling, samplings
+from fusestream.nodes.graph.sizes import SOUNDS
 from fusestream.nodes.graph.values import DEEP, TEXTS
 from nodes import ImageScale, ImageScaleBy
 
@@ -230,7 +230,22 @@ def test_frames_of_a_video_are_counted(pictures: Path) -> None:
     film = {"load": node("LoadVideo", file="clip.mp4"), "parts": node("GetVideoComponents", video="load.0")}
     found = graph(**film, size=node("GetImageSize", image="parts.0")).values
     assert [found.output(Output("size", place)) for place in range(3)] == [64, 64, 5]
-    assert reason(**encoded(node("Canny", image="parts.0")) | film) == ("sizeOf", "encode", None), "or is it a batch?"
+    assert one(**encoded(node("Canny", image="parts.0")) | film).pixels == (5, 64, 64)
+
+
+def test_what_was_sampled_is_decoded_and_sampled_again() -> None:
+    twice = {
+        "again": node("VAEEncode", pixels="larger.0"),
+        "larger": node("ImageScaleBy", image="first.0", upscale_method="area", scale_by=1.5),
+        "first": node("VAEDecode", samples="sampler.0"),
+        "second": sampler("loader.0", "again.0"),
+        "decode": node("VAEDecode", samples="second.0", vae="vae.0"),
+    }
+    found = {told.sampler: told for told in samplings(graph(**twice), "loader")}
+    assert isinstance(found["second"], Sampling) and found["second"].pixels == (0, 720, 1248)
+    in_circle = node("VAEDecode", samples="second.0")
+    far = {told.sampler: told for told in samplings(graph(**twice | {"first": in_circle}), "loader")}
+    assert isinstance(far["second"], Unknown)
 
 
 def test_sound_has_stocks_shape() -> None:
@@ -239,7 +254,7 @@ def test_sound_has_stocks_shape() -> None:
         ("EmptyAceStep1.5LatentAudio", nodes_ace.EmptyAceStep15LatentAudio),
     ):
         stocks = code.execute(seconds=12.3, batch_size=2).args[0]["samples"]
-        assert (2, *of.SOUNDS[name](12.3)) == stocks.shape
+        assert (2, *SOUNDS[name](12.3)) == stocks.shape
     sound = node("EmptyAceStep1.5LatentAudio", seconds=12.0, batch_size=2)
     told = one(empty=sound)
     assert (told.batch, *told.sound) == (2, 64, 300)

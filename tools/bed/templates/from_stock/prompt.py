@@ -1,7 +1,7 @@
 """A workflow file with subgraphs as the prompt that the front end queues: nodes inside have their hosts' ids before theirs.
 
-What a node's widgets are called, a server says (`/object_info`). Read is what ComfyUI's templates have: no node in them is muted
-or bypassed.
+What a node's widgets are called, a server says (`/object_info`); of a type that it does not know only links are read. What is
+muted or bypassed is left out as the front end does it.
 """
 
 from __future__ import annotations
@@ -14,15 +14,13 @@ from typing import Any
 from .swap import Json, graphs
 
 NOTES = ("MarkdownNote", "Note")
-REROUTE = "Reroute"
+REROUTE, PRIMITIVE = "Reroute", "PrimitiveNode"  # of the front end alone: they hand on a link, and their first widget
+COMBO = "CustomCombo"  # of options that the user wrote, behind which choice it is
+NEVER, BYPASS = 2, 4  # modes of a node
 INSIDE = -10  # the id of a subgraph's inputs as a node within it
 PLAIN = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO")
 CHOICE = "COMFY_DYNAMICCOMBO_V3"  # a list, each entry of which has inputs of its own
 SEEDS = ("seed", "noise_seed")  # the front end puts a widget of its own behind them
-
-
-class NotReadable(ValueError):
-    """A workflow has what this does not read."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +36,7 @@ class Scope:
 
     graph: Json
     defined: Mapping[str, Json]
+    info: Mapping[str, Json]
     prefix: str = ""
     outer: Scope | None = None
     host: Json | None = None
@@ -57,7 +56,7 @@ class Scope:
         }
 
     def inside(self, host: Json) -> Scope:
-        return Scope(self.defined[host["type"]], self.defined, f"{self.prefix}{host['id']}:", self, host)
+        return Scope(self.defined[host["type"]], self.defined, self.info, f"{self.prefix}{host['id']}:", self, host)
 
     def source(self, link: int) -> list[Any] | Value | None:
         """Where it comes from: [id, output] of a node, what the host's widget has, or None: neither."""
@@ -65,12 +64,29 @@ class Scope:
         if node == INSIDE:
             return self._from_host(slot)
         origin = self.nodes[node]
+        if origin.get("mode") == NEVER:
+            return None
+        if origin.get("mode") == BYPASS:
+            return self._bypassed(origin, slot)
         if origin["type"] == REROUTE:
-            return self.source(origin["inputs"][0]["link"])
+            return self._came(origin["inputs"][0])
+        if origin["type"] == PRIMITIVE:
+            return Value(origin["widgets_values"][0])
         if origin["type"] in self.defined:
             inner = self.inside(origin)
-            return inner.source(inner.graph["outputs"][slot]["linkIds"][0])
+            links = inner.graph["outputs"][slot]["linkIds"]
+            return inner.source(links[0]) if links else None
         return [f"{self.prefix}{node}", slot]
+
+    def _came(self, entry: Json) -> list[Any] | Value | None:
+        return None if entry.get("link") is None else self.source(entry["link"])
+
+    def _bypassed(self, node: Json, slot: int) -> list[Any] | Value | None:
+        """What a bypassed node hands out: the input across from the output, else the first of its type."""
+        type_, inputs = node["outputs"][slot]["type"], node["inputs"]
+        fits = [one for one in inputs if one["type"] in (type_, "*") or type_ == "*"]
+        across = [one for one in inputs[slot : slot + 1] if one in fits]
+        return next((self._came(one) for one in (*across, *fits)), None)
 
     def _from_host(self, slot: int) -> list[Any] | Value | None:
         assert self.outer is not None and self.host is not None
@@ -80,9 +96,19 @@ class Scope:
             return self.outer.source(link)
         shown = [self.graph["inputs"].index(one) for one in self.graph["inputs"] if self._is_widget(one)]
         values = self.host.get("widgets_values") or []
-        if slot not in shown or not values:  # of older ones the widgets inside keep the values
+        if slot not in shown:
             return None
+        if not values:  # of older ones the widgets inside keep the values
+            return next(self._kept_inside(slot), None)
         return Value(values[shown.index(slot)])
+
+    def _kept_inside(self, slot: int) -> Iterator[Value]:
+        links = set(self.graph["inputs"][slot]["linkIds"])
+        for node in self.graph["nodes"]:
+            own = _own(node, self.info)
+            for one in node["inputs"]:
+                if one["link"] in links and one["name"] in own:
+                    yield Value(own[one["name"]])
 
     def _is_widget(self, entry: Json) -> bool:
         """Whether an input of the subgraph leads to a widget."""
@@ -91,33 +117,39 @@ class Scope:
 
 
 def prompt(workflow: Json, info: Mapping[str, Json]) -> dict[str, Json]:
-    """The prompt. Raises NotReadable."""
+    """The prompt."""
     _, *inner = graphs(workflow)
     defined = {graph["id"]: graph for graph in inner}
-    return dict(_sent(Scope(workflow, defined), info))
+    return dict(_sent(Scope(workflow, defined, info)))
 
 
-def _sent(scope: Scope, info: Mapping[str, Json]) -> Iterator[tuple[str, Json]]:
+def _sent(scope: Scope) -> Iterator[tuple[str, Json]]:
     for node in scope.graph["nodes"]:
-        if node.get("mode"):
-            raise NotReadable(f"node {node['id']} is muted or bypassed")
+        if node.get("mode") in (NEVER, BYPASS):
+            continue
         if node["type"] in scope.defined:
-            yield from _sent(scope.inside(node), info)
-        elif node["type"] not in (*NOTES, REROUTE):
-            yield f"{scope.prefix}{node['id']}", _node(scope, node, info)
+            yield from _sent(scope.inside(node))
+        elif node["type"] not in (*NOTES, REROUTE, PRIMITIVE):
+            yield f"{scope.prefix}{node['id']}", _node(scope, node)
 
 
-def _node(scope: Scope, node: Json, info: Mapping[str, Json]) -> Json:
-    if node["type"] not in info:
-        raise NotReadable(f"no node of type {node['type']}")
-    stored = iter(node.get("widgets_values") or [])
-    told = info[node["type"]]["input"]
-    inputs = dict(_widgets({**told.get("required", {}), **told.get("optional", {})}, stored, ""))
+def _node(scope: Scope, node: Json) -> Json:
+    inputs = _own(node, scope.info)
     for one in node["inputs"]:
         source = None if one.get("link") is None else scope.source(one["link"])
         if source is not None:
             inputs[one["name"]] = source.value if isinstance(source, Value) else source
     return {"class_type": node["type"], "inputs": inputs}
+
+
+def _own(node: Json, info: Mapping[str, Json]) -> dict[str, Any]:
+    """The values of a node's own widgets, by their names."""
+    stored = iter(node.get("widgets_values") or [])
+    told = info[node["type"]]["input"] if node["type"] in info else {}
+    values = dict(_widgets({**told.get("required", {}), **told.get("optional", {})}, stored, ""))
+    if node["type"] == COMBO:
+        values["index"] = next(stored, 0)
+    return values
 
 
 def _widgets(told: Mapping[str, Any], stored: Iterator[Any], prefix: str) -> Iterator[tuple[str, Any]]:
@@ -127,7 +159,8 @@ def _widgets(told: Mapping[str, Any], stored: Iterator[Any], prefix: str) -> Ite
         kind = options.get("widgetType", "COMBO" if isinstance(typed, list) else typed)
         if kind not in (*PLAIN, CHOICE) or options.get("forceInput"):
             continue
-        value = next(stored, options.get("default"))
+        first = options["options"][0]["key"] if kind == CHOICE else None
+        value = next(stored, options.get("default", first))
         yield f"{prefix}{name}", value
         if kind == CHOICE:
             chosen = next(one["inputs"] for one in options["options"] if one["key"] == value)
