@@ -86,9 +86,9 @@ def estimates(prompt: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_loader(graph: Graph, loader: str) -> list[dict[str, Any]]:
-    found = list(samplings(graph, loader)) or [Unknown("noSampler")]
     told: list[dict[str, Any]] = []
     try:
+        found = list(samplings(graph, loader)) or [Unknown("noSampler")]
         is_sampled = any(isinstance(one, Sampling) for one in found)
         model, files = (_model(graph, loader), model_files(graph.prompt)) if is_sampled else (None, {})
         for one in found:

@@ -28,7 +28,6 @@ RUN = (
     "ImageBatch",
     "ImageCrop",
     "ImageFromBatch",
-    "ImagePadForOutpaint",
     "ImageScale",
     "ImageScaleBy",
     "ImageScaleToMaxDimension",
@@ -67,7 +66,7 @@ SOFT = "ComfySoftSwitchNode"  # passes on the other input where one is not there
 # A way to scale that needs pixels, and one to the same size that needs none.
 NEEDS_PIXELS, NEEDS_NONE = "lanczos", "area"
 KONTEXT = ("PREFERRED_KONTEXT_RESOLUTIONS", "PREFERED_KONTEXT_RESOLUTIONS")  # stock's table, in both its spellings
-DEEP = 100  # nodes one behind the other: more go round in a circle
+DEEP = 50  # nodes one behind the other: more go round in a circle
 
 
 Decoded = Callable[[str], tuple[int, int, int]]
@@ -160,6 +159,10 @@ class Values:
         if kind == "GetImageSize":
             batch, height, width = self.size(node, "image")
             return width, height, batch
+        if kind == "ImagePadForOutpaint":  # which would go over all pixels
+            left, top, right, bottom = (int(self.number(node, side)) for side in ("left", "top", "right", "bottom"))
+            batch, height, width = self.size(node, "image")
+            return input_files.picture(batch, height + top + bottom, width + left + right), None
         if kind == "FluxKontextImageScale":
             return (self._as_kontext(node),)
         if kind in DECODES and self._decoded is not None:

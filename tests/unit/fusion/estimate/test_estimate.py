@@ -426,6 +426,16 @@ def test_the_text_answers_the_three_questions() -> None:
     assert "a LoRA for 4 steps, with guidance 1: 49 s a step, 3 min in all" in text
 
 
+def test_sound_and_what_is_made_smaller_in_two_ways_have_words() -> None:
+    found = made_up()
+    sound = replace(found, pixels=(0, 0, 0), work=Work((1, 64, 300), 8, 3))
+    assert words.asked(sound) == "sound, a latent 300 long, 8 steps, three prompts a step"
+    both = Change("frames and size", (41, 320, 560), found.work, found.fit, None)
+    assert words.change_name(both) == "41 frames of 560x320"
+    draft = Change("quality", ("Draft",), found.work, found.fit, 44.0, is_most=True)
+    assert words.change_words(draft, found) == "quality Draft: at most 44 s a step, at most 15 min in all"
+
+
 @pytest.mark.parametrize("theme", THEMES)
 def test_the_picture_shows_them(theme: Any) -> None:
     pixels = np.asarray(draw(made_up(), theme))

@@ -45,6 +45,7 @@ OUTPUTS = {
     "LoadVideo": ("VIDEO",),
     "GetVideoComponents": ("IMAGE", "AUDIO", "FLOAT"),
     "Canny": ("IMAGE",),
+    "ImagePadForOutpaint": ("IMAGE", "MASK"),
     "Measure": ("BOOLEAN",),
 }
 KINDS = {
@@ -207,6 +208,7 @@ def encoded(scale: dict[str, Any] | None = None, image: str = "wide.png") -> dic
         (node("ResizeImageMaskNode", input="load.0", resize_type="scale longer dimension",
               resize_type__longer_size=600, scale_method="lanczos"), (400, 600)),
         (node("FluxKontextImageScale", image="load.0"), (832, 1248)),
+        (node("ImagePadForOutpaint", image="load.0", left=8, top=16, right=24, bottom=32, feathering=9), (848, 1232)),
     ],
 )  # fmt: skip
 def test_the_size_of_a_picture_is_followed(pictures: Path, scale: dict[str, Any] | None, size: tuple[int, int]) -> None:
