@@ -17,6 +17,7 @@ from ..end_to_end.bounds import WAN
 from ..end_to_end.row_types import sampling
 from ..turing import pascal
 from ..turing.cards import CARDS
+from ..turing.kernels import our_label
 from .held import IN_WANS_PRODUCTS, WAN13, measured_speeds, wan_case
 from .passes import Side, kernels_row, pass_bytes
 from .speeds import HEAD, model_of
@@ -54,7 +55,7 @@ def pascals() -> dict[str, float]:
     are torch's: FP32's rate is a quarter of that of bytes."""
     kept, card = read("pascal-model.json"), CARDS["1080ti"]
     full = card.multiprocessors * card.clock * PER_CLOCK / 2
-    attention = pascal.rate(kept, pascal.our_label(HEAD, "turbo_int8", ""), card)
+    attention = pascal.rate(kept, our_label(HEAD, "turbo_int8", ""), card)
     in_floats = pascal.fp32_peak(card)
     found = {
         "gemm turbo": pascal.product_rate(kept, card) / full,

@@ -63,14 +63,13 @@ def test_a_model_is_loaded_estimated_and_reported(kind: str, tmp_path: Path) -> 
     assert policy_on(model).precision == "turbo"
     assert policy_words(auto, model) == "kernels auto, turbo"
     latent = VIDEO if kind == "wan_t2v" else (1, 128, 64, 64)
-    found = estimate(model, latent, 20, 5.0)
+    found = estimate(model, latent, 20, 2)
     assert found.source is Source.PREDICTED and found.seconds is not None and found.fit is not None
     assert "predicted" in words.time(found) and "not measured" in words.time(found)
     exact = fusion.load_diffusion_model(path, KernelPolicy.of("auto", precision="precise"), -1.0)
-    slower = estimate(exact, latent, 20, 5.0)
+    slower = estimate(exact, latent, 20, 2)
     assert slower.seconds is not None and slower.seconds > found.seconds
-    told = report.gather(model)
-    assert "kernels auto, turbo" in told.kernels
+    assert report.gather(model).policy == "kernels auto, turbo"
 
 
 @pytest.mark.usefixtures("on_pascal", "small_ones_too", "one_thread")
@@ -79,8 +78,6 @@ def test_a_language_model_is_loaded_and_writes(tmp_path: Path) -> None:
     clip = fusion.load_text_encoder(str(checkpoints.write("qwen3_vl", tmp_path)), [], auto, -1.0)
     places = list(places_in(clip.cond_stage_model))
     assert places and network_policy(clip.cond_stage_model.get_submodule(places[0].rpartition(".")[0])) == auto
-    told = report.gather(clip)
-    assert "kernels auto, turbo" in told.kernels
     with torch.inference_mode():
         tokens = clip.tokenize("one toy")
         assert len(clip.generate(tokens, do_sample=False, max_length=3)) > 0
