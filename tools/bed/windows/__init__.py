@@ -15,12 +15,14 @@ from ..paths import ROOT, Bed
 from . import portable, python, wine
 from .under_wine import LEFT_OUT
 
-# What runs if no tests are named: what needs neither a GPU nor a browser, and has been seen to run there.
-# Of fusion, what takes a minute or two.
-_OF_FUSION = ("files", "base", "estimate", "doctor", "identify", "weights")
+# What runs if no tests are named, in a quarter of an hour: the host side of everything, the families' blocks, the demo's
+# video and runs over HTTP, a user's portable ComfyUI. Of fusion and of the server's tests, what takes a few minutes.
+_OF_FUSION = ("files", "base", "estimate", "doctor", "identify", "weights", "families")
+_OF_SERVER = ("test_demo", "test_runs", "test_windows_portable")
 USUAL = (
     *(f"tests/unit/{folder}" for folder in ("memory", "checkpoints", "gpu", "kernels_cuda", "nodes")),
     *(f"tests/unit/fusion/{folder}" for folder in _OF_FUSION),
+    *(f"tests/server/{file}.py" for file in _OF_SERVER),
 )
 LONGEST_TEST = 300  # seconds, after which pytest tells where each thread is, and ends
 
