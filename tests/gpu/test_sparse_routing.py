@@ -62,6 +62,11 @@ def asked_of(c):
     return {name: c.get(name) for name in ASKED}
 
 
+def with_a_tail(c):
+    """The same, but where a short last block is not visited in any case: no mean could stand for it there."""
+    return c if c["near"] is not None else c | {"near": 0}
+
+
 def chosen_of(blocks, tail):
     """Which blocks a row visits, by its bits; its list must say the same, in order."""
     chosen = ~tail.unvisited
@@ -145,7 +150,7 @@ def test_the_choice_by_weight(isa, c, left):
 def test_the_tail(isa, tactic, c):
     """Attention over lists and means, against float64 over the same lists and means (and the same numbers in 8 bits)."""
     q, k, v = inputs(*c["sizes"], layout=c["layout"])
-    blocks, tail = choose_blocks(q, k, v, **asked_of(c), policy=on(isa))
+    blocks, tail = choose_blocks(q, k, v, **asked_of(with_a_tail(c)), policy=on(isa))
     call = Call("attention", *arguments(q, k, v, blocks=blocks, tail=tail), on(isa, "turbo"))
     assert next(op.obstacles(call), None) is None
     got = op.plan(call, card(0, isa), tactic)(*call.tensors)
@@ -171,7 +176,7 @@ def test_the_tail(isa, tactic, c):
 def test_the_tail_with_values_in_8_bits(isa, c):
     """As near as scores in 8 bits alone, but for what rounding values and weights costs."""
     q, k, v = inputs(*c["sizes"], layout=c["layout"])
-    blocks, tail = choose_blocks(q, k, v, **asked_of(c), policy=on(isa))
+    blocks, tail = choose_blocks(q, k, v, **asked_of(with_a_tail(c)), policy=on(isa))
     call = Call("attention", *arguments(q, k, v, blocks=blocks, tail=tail), on(isa, "turbo"))
     exact, sizes = oracle(q, k, v, blocks=blocks, tail=tail)
     alone, both = (
