@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from ..fusion import KernelPolicy
 
 CATEGORY = "FuseStream"
+# Its folders in the menu; ComfyUI translates the names that it has itself.
+LOADERS, SAMPLING, IMAGE, REPORTS, ADVANCED = "loaders", "sampling", "image", "reports", "advanced"
 QUALITY = next(iter(QUALITIES))  # of a new loader
 # A quality that leaves the choice to the input precision, for workflows from before there was a
 # quality.
@@ -41,12 +43,14 @@ class About:
     """A node's names, description and outputs.
 
     words           its name after the pack's
+    group           its folder in the menu
     aliases         other words by which it is found
     hidden          values that ComfyUI passes in addition
     is_output_node  whether a graph may be run for it
     """
 
     words: str
+    group: str
     description: str
     aliases: Sequence[str]
     outputs: Sequence[Any]
@@ -71,7 +75,7 @@ class Node(io.ComfyNode):
         return io.Schema(
             node_id="FuseStream" + about.words.replace(" ", ""),
             display_name=f"FuseStream {about.words}",
-            category=CATEGORY,
+            category=f"{CATEGORY}/{about.group}",
             description=about.description,
             search_aliases=[*about.aliases, "fusestream"],
             hidden=list(about.hidden),

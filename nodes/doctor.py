@@ -16,7 +16,7 @@ import folder_paths
 from comfy_api.latest import io, ui
 
 from ..fusion.base.family import Role
-from . import files
+from . import declare, files
 from .declare import About, Node, widget
 from .page.front_end import is_busy, running_server
 
@@ -36,6 +36,7 @@ class Doctor(Node):
 
     about = About(
         "Doctor",
+        declare.REPORTS,
         "Looks at driver, card, kernels, pager, disk and ComfyUI, and writes what it finds: for a bug report, or "
         "to see why something is slow.",
         aliases=["diagnose", "system info", "bug report"],

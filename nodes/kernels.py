@@ -33,7 +33,7 @@ class Switch:
 
     def input(self) -> Any:
         tooltip = f"{self.tells} {SAME}: what 'kernels' says. auto, on, off: for these alone."
-        return widget(tooltip, default=SAME, options=[SAME, "auto", "on", "off"])
+        return widget(tooltip, default=SAME, options=[SAME, "auto", "on", "off"], is_advanced=True)
 
 
 PRODUCTS = (
@@ -221,6 +221,7 @@ class ModelKernels(KernelsNode):
 
     about = About(
         "Kernels",
+        declare.ADVANCED,
         "Switches a diffusion model's kernels, from here on. The model that goes in stays as it is, and both share "
         "their weights: two branches of one graph can compare on and off.",
         aliases=["kernel toggles", "attention switch", "a/b"],
@@ -248,6 +249,7 @@ class TextEncoderKernels(KernelsNode):
 
     about = About(
         "Text Encoder Kernels",
+        declare.ADVANCED,
         f"Switches a {declare.fused(Role.TEXT)} text encoder's kernels, from here on. The one that goes in stays as it "
         "is, and both share their weights.",
         aliases=["kernel toggles", "clip kernels", "umt5", "qwen3"],
@@ -275,6 +277,7 @@ class VAEKernels(KernelsNode):
 
     about = About(
         "VAE Kernels",
+        declare.ADVANCED,
         f"Switches a {declare.fused(Role.VAE)} VAE's kernels, from here on. The one that goes in stays as it is, and both "
         "share their weights.",
         aliases=["kernel toggles", "vae kernels"],

@@ -38,6 +38,7 @@ class LiveVideo(Node):
 
     about = About(
         "Live Video",
+        declare.SAMPLING,
         "Makes each frame of a video anew by one to four steps of a turbo or LCM model, as VAE Encode, KSampler "
         "and VAE Decode would one by one, but without loading, preparing and waiting between frames. Frames are read, made and "
         "written one after the other: memory does not grow with the video.",

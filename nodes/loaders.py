@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 # For loaders, which show their quality first.
 kernels, precision = (partial(one, is_advanced=True) for one in (declare.kernels, declare.precision))
 ANY_TYPE = "auto"  # of a text encoder: by the file
+FOUND_BY = ("gguf", "low vram", "8gb", "turing", "fast", "int8")  # every loader, before other nodes
 QUALITY = (
     "auto computes as the file is stored: INT8 files multiply in INT8, as ComfyUI does, where the card gains by it, and attention "
     "adds in FP32; every other file as Exact, fp8 as the card allows. Exact and Balanced unpack INT8 files. "
@@ -113,10 +114,11 @@ class DiffusionModelLoader(Loader):
     ROLE = Role.DIFFUSION
     about = About(
         "Diffusion Model Loader",
+        declare.LOADERS,
         "Loads a diffusion model whose weights stream: "
         f"{declare.fused(Role.DIFFUSION)} with fused kernels, every other that ComfyUI knows with ComfyUI's operations. "
         "Use it in place of Load Diffusion Model; everything after it stays as it is.",
-        aliases=["wan", "flux", "unet loader", "load diffusion model"],
+        aliases=["wan", "flux", "unet loader", "load diffusion model", *FOUND_BY],
         hidden=[io.Hidden.unique_id],  # where the live meter is drawn
         outputs=[io.Model.Output(tooltip="A stock MODEL, for LoRA loaders, model patches and samplers.")],
     )
@@ -169,10 +171,21 @@ class TextEncoderLoader(Loader):
     ROLE = Role.TEXT
     about = About(
         "Text Encoder Loader",
+        declare.LOADERS,
         "Loads a text encoder, of one file or of up to four, whose weights stream: "
         f"{declare.fused(Role.TEXT)} with fused kernels, every other that ComfyUI knows with ComfyUI's operations. "
         "Use it in place of Load CLIP, and of its relatives for several files.",
-        aliases=["umt5", "t5", "qwen", "clip loader", "load clip", "dualcliploader", "gemma", "ltx text encoder"],
+        aliases=[
+            "umt5",
+            "t5",
+            "qwen",
+            "clip loader",
+            "load clip",
+            "dualcliploader",
+            "gemma",
+            "ltx text encoder",
+            *FOUND_BY,
+        ],
         hidden=[io.Hidden.unique_id],
         outputs=[io.Clip.Output(tooltip="A stock CLIP, for CLIP Text Encode and LoRA loaders.")],
     )
@@ -265,9 +278,10 @@ class VAELoader(Loader):
     ROLE = Role.VAE
     about = About(
         "VAE Loader",
+        declare.LOADERS,
         f"Loads a VAE: {declare.fused(Role.VAE)}'s with fused kernels, every other as ComfyUI does. "
         "Use it in place of Load VAE.",
-        aliases=["wan vae", "load vae"],
+        aliases=["wan vae", "load vae", *FOUND_BY],
         outputs=[io.Vae.Output(tooltip="A stock VAE, for VAE Encode, VAE Decode and the Wan image-to-video nodes.")],
     )
 
@@ -313,9 +327,10 @@ class CheckpointLoader(Loader):
     ROLE = Role.CHECKPOINT
     about = About(
         "Checkpoint Loader",
+        declare.LOADERS,
         "Loads a checkpoint, a diffusion model with its text encoder and its VAE in one file: weights stream, and "
         "what the other FuseStream loaders know has fused kernels. Use it in place of Load Checkpoint.",
-        aliases=["sd15", "sdxl", "stable diffusion", "load checkpoint", "checkpoint loader"],
+        aliases=["sd15", "sdxl", "stable diffusion", "load checkpoint", "checkpoint loader", *FOUND_BY],
         hidden=[io.Hidden.unique_id],
         outputs=[
             io.Model.Output(tooltip="A stock MODEL, for LoRA loaders, model patches and samplers."),

@@ -57,6 +57,7 @@ class LoadStyleModel(Node):
 
     about = About(
         "Load Style Model",
+        declare.LOADERS,
         "Loads a network that gives pictures another look in one pass: a transformer net, which has one look of "
         "its own, or an AdaIN net, which takes it from a picture. Not for Flux' style models: those are ComfyUI's.",
         aliases=["style transfer", "fast neural style", "adain", "johnson"],
@@ -101,6 +102,7 @@ class ApplyStyle(Node):
 
     about = About(
         "Apply Style",
+        declare.IMAGE,
         "Gives each picture of a batch another look: pictures, or the frames of a video. Pictures that are too "
         "large for the memory go in bands, with the same result.",
         aliases=["style transfer", "stylize", "fast neural style"],
@@ -146,6 +148,7 @@ class FuseNode(Node):
 
     about = About(
         "Fuse",
+        declare.IMAGE,
         "Computes an upscale model (ESRGAN and others of Load Upscale Model), BiRefNet, RT-DETR or Depth Anything "
         "3 by FuseStream's kernels where they serve, and says which layers those are and why others are not. What goes in "
         "stays as it is.",

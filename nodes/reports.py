@@ -34,6 +34,7 @@ class Plan(Node):
 
     about = About(
         "Plan",
+        declare.REPORTS,
         "Tells before sampling whether model and latent fit into the VRAM that is free, how long a step and all of "
         "them take on this card, and what would change it. Run this node alone: click it and press its play button.",
         aliases=["estimate", "will it fit", "how long", "eta", "vram calculator"],
@@ -82,6 +83,7 @@ class ReportNode(Node):
 
     about = About(
         "Report",
+        declare.REPORTS,
         "Shows what happened while sampling: when weights came, when compute waited for them, what stayed in VRAM, "
         "which kernels ran and why not others, and what to change to go faster.",
         aliases=["timeline", "profile", "streaming report", "why slow"],
@@ -140,6 +142,7 @@ class Compare(Node):
 
     about = About(
         "Compare",
+        declare.REPORTS,
         "Shows two reports side by side: times, bytes, memory, and which kernels differ.",
         aliases=["a/b", "compare reports"],
         is_output_node=True,

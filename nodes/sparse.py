@@ -17,6 +17,7 @@ class SparseAttentionNode(Node):
 
     about = About(
         "Sparse Attention",
+        declare.SAMPLING,
         "Makes the attention of long videos sparse: each part of the video looks at the parts that matter most to "
         "it, and at the rest in less detail or not at all. Faster, and the video changes. Without this node only "
         "models are sparse that were trained so. Real weights were not tried yet: look at your own videos.",

@@ -17,6 +17,7 @@ class StepCacheNode(Node):
 
     about = About(
         "Step Cache",
+        declare.SAMPLING,
         "Leaves out steps whose result can be foretold from the steps before, for any model and with most samplers at "
         "20 steps and more. The network does not run in such a step, and no weights are brought for it. Faster, and the "
         "picture changes a little. Real weights were not tried yet: look at your own pictures.",

@@ -168,7 +168,10 @@ def test_a_loader_refuses_a_file_that_is_not_listed(known: None, name: str) -> N
 def test_it_explains_itself(name: str) -> None:
     schema = NODES[name].GET_SCHEMA()
     assert name.startswith("FuseStream") and schema.display_name.startswith("FuseStream ")
-    assert schema.category == "FuseStream" and len(schema.description) > 30
+    wanted = (
+        "advanced" if issubclass(NODES[name], KernelsNode) else "loaders" if issubclass(NODES[name], Loader) else None
+    )
+    assert re.fullmatch(rf"FuseStream/{wanted or '[a-z]+'}", schema.category) and len(schema.description) > 30
     for item in (*schema.inputs, *schema.outputs):
         assert item.tooltip and len(item.tooltip) > 20
     page = (HELP / f"{name}.md").read_text(encoding="utf-8")
@@ -194,3 +197,13 @@ def test_every_node_and_input_is_translated_and_nothing_else(language: str) -> N
         texts += [item["tooltip"] for item in (*node["inputs"].values(), *node["outputs"].values())]
         assert node["display_name"].startswith("FuseStream ") and all(texts), name
         assert not [text for text in texts if RESERVED.search(text)], name
+
+
+# ---------------------------------------------------------------------------------------------------------------- search
+
+
+@pytest.mark.parametrize("word", ["gguf", "low vram", "8gb", "turing", "fast", "int8"])
+def test_the_loaders_are_found_by_what_a_user_has_or_wants(word: str) -> None:
+    """The front end searches ids, names and aliases; it lists whole aliases before parts of one."""
+    found = {name for name in NODES if word in NODES[name].GET_SCHEMA().search_aliases}
+    assert found == {name for name, node in NODES.items() if issubclass(node, Loader)}

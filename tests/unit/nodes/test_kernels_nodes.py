@@ -122,6 +122,12 @@ def test_a_quality_is_a_precision_and_none_leaves_it_to_that() -> None:
         assert advanced - {"third_file", "fourth_file"} == {"kernels", "precision"}
 
 
+def test_a_kernels_node_shows_the_choice_of_all_first() -> None:
+    for node in (ModelKernels, TextEncoderKernels, VAEKernels):
+        advanced = {one.id for one in node.define_schema().inputs if one.advanced}
+        assert advanced == {switch.id for switch in node.SWITCHES} and advanced
+
+
 def test_every_node_offers_every_tier() -> None:
     """What a workflow stored keeps its meaning: values stay, and what it has none of is precise."""
     for node in (DiffusionModelLoader, TextEncoderLoader, VAELoader, ModelKernels, TextEncoderKernels, VAEKernels):

@@ -15,6 +15,7 @@ LOCALES = Path(__file__).resolve().parents[3] / "locales"
 JS = LOCALES.parent / "nodes" / "web" / "js"
 LANGUAGES = ("ja", "zh")
 SCHEMAS = {node.GET_SCHEMA().node_id: node.GET_SCHEMA() for node in fusestream.nodes.NODES}
+STOCKS = {"loaders", "sampling", "image", "advanced"}  # folders of the menu that ComfyUI has, and translates
 FIGURE = re.compile(r"\d+(?:\.\d+)?")
 VALUE = re.compile(r"{\w+}")
 
@@ -45,8 +46,9 @@ def test_the_words_of_the_page_are_translated(language: str) -> None:
     """What the pack's scripts say by themselves, with the same values filled in; and the settings."""
     english = dict(re.findall(r'^    (\w+): "(.+)",$', (JS / "words.js").read_text(encoding="utf-8"), re.MULTILINE))
     said = json.loads((LOCALES / language / "main.json").read_text(encoding="utf-8"))
-    assert list(said) == ["fuseStream", "menuLabels", "settingsCategories"]
+    assert list(said) == ["fuseStream", "menuLabels", "nodeCategories", "settingsCategories"]
     assert list(said["fuseStream"]) == list(english) and english
+    assert set(said["nodeCategories"]) == {schema.category.partition("/")[2] for schema in SCHEMAS.values()} - STOCKS
     for key, text in said["fuseStream"].items():
         assert sorted(VALUE.findall(text)) == sorted(VALUE.findall(english[key])), key
         assert text != english[key] or not re.sub(VALUE, "", text).strip(" /")
