@@ -11,9 +11,6 @@ from dataclasses import dataclass
 MEASURED_ON = "H200"
 
 
-PREDICTED_FOR = "RTX 2060 Super"
-
-
 @dataclass(frozen=True)
 class Gain:
     """A row of the kernel measurements: how many times as fast as stock `column` was."""
@@ -26,51 +23,6 @@ class Gain:
     def __str__(self) -> str:
         return f"{self.times:.1f}x"
 
-
-@dataclass(frozen=True)
-class Predicted:
-    """A prediction from the machine code (bench/results/turing-model.json): `label` against
-    `over`."""
-
-    label: str
-    over: str
-    times: float
-
-    def __str__(self) -> str:
-        return f"{self.times:.1f} times"
-
-
-# Errors of one call of a model with trained weights, against FP32: `python3 dev.py bench models
-# fidelity`.
-ERRORS = "precise 0.099 %, fast 0.10 %, turbo 0.56 %, ComfyUI in FP16 0.10 %"
-
-# Errors of one call of the larger trained model: `python3 dev.py bench models fidelity --model
-# DIR`.
-SPARSE_ERRORS = "0.5 changes one call of a small trained model by 1.7 %, 0.3 by 3.7 %, radial by 4.9 %"
-BOUNDED_ERRORS = "0.05 changes one call of a small trained model by 0.98 %, 0.1 by 1.6 %, 0.2 by 2.6 %"
-
-
-@dataclass(frozen=True)
-class Tiers:
-    """Predicted for a card: how many times as fast as precise a step of `WORK` is with fast and
-    with turbo.
-
-    README has the seconds.
-    """
-
-    card: str
-    fast: float
-    turbo: float
-
-    def __str__(self) -> str:
-        return f"{self.card} {self.fast:.1f} and {self.turbo:.1f}"
-
-
-WORK = "14B 480x832x81"
-TIERS = (Tiers("RTX 2060 Super", 1.4, 3.2), Tiers("RTX 3060 Ti", 1.7, 3.4), Tiers("RTX 4060", 1.7, 3.3))
-
-FAST = Predicted("attention 128 fast", "attention 128 precise", 1.4)
-TURBO = Predicted("attention 128 turbo_int8", "attention 128 precise", 3.4)
 
 OURS, AUTO = "stock / ours", "stock / auto"
 

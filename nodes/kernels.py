@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..fusion import KernelPolicy, Mode, Precision
 
 SAME = "as above"  # a switch that follows the first one
+SWITCHED = f"The advanced inputs switch kinds of kernels one by one; {SAME} follows kernels."
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,7 @@ class Switch:
     tells: str
 
     def input(self) -> Any:
-        tooltip = f"{self.tells} {SAME}: what 'kernels' says. auto, on, off: for these alone."
-        return widget(tooltip, default=SAME, options=[SAME, "auto", "on", "off"], is_advanced=True)
+        return widget(self.tells, default=SAME, options=[SAME, "auto", "on", "off"], is_advanced=True)
 
 
 PRODUCTS = (
@@ -73,15 +73,14 @@ MODEL_SWITCHES = of_families(
     Switch(
         "attention",
         ("attention",),
-        f"Attention, most of the work of a long video. {MEASURED_ON}: FuseStream's {gains.ATTENTION} of stock's speed, auto took "
-        "torch's cuDNN, which is faster there.",
+        f"Attention, most of the work of a long video. {MEASURED_ON}: FuseStream's {gains.ATTENTION} of stock's speed; "
+        "auto took cuDNN.",
     ),
     Switch(
         "matrix_products",
         PRODUCTS,
-        "Matrix products, with their GELU, gates and residuals. "
-        f"{MEASURED_ON}: auto {gains.PRODUCTS} of stock's speed with gate and residual (cuBLAS and one pass of ours); on "
-        f"is {gains.PRODUCTS_ON} there, slower.",
+        f"Matrix products, with GELU, gates and residuals. {MEASURED_ON}: auto {gains.PRODUCTS} of stock's speed, on "
+        f"{gains.PRODUCTS_ON}.",
     ),
     Switch(
         "norms",
@@ -139,8 +138,8 @@ VAE_SWITCHES = of_families(
     Switch(
         "convolutions",
         ("conv",),
-        f"Convolutions that read past frames where they are. {MEASURED_ON}: up to {gains.CONV} of stock's speed (96 channels), "
-        "less with more channels; auto takes the faster.",
+        f"Convolutions that read past frames where they are. {MEASURED_ON}: up to {gains.CONV} of stock's speed; auto "
+        "takes the faster.",
     ),
     Switch(
         "upsampling",
@@ -177,29 +176,20 @@ def policy_from(
     return fusion.policy_for_card(policy)
 
 
-FAST = (
-    "fast lets FuseStream's products and attention add in FP16, for GeForce cards, which do that twice as fast; slower than "
-    f"precise on an {MEASURED_ON}"
+PRECISION = (
+    "In place of the loader's quality. auto: as the file is stored. precise is Exact, fast Balanced, turbo Fastest."
 )
-AS_FAST = "turbo: as fast"  # if attention is short, or its heads have no kernel in 8 bits
-TURBO = "turbo also multiplies in 8 bits, in attention and of matrices, for long or large videos"
 
 
-def inputs(
-    name: str, taken: Any, switches: tuple[Switch, ...], off: str, fast: str = FAST, turbo: str = AS_FAST
-) -> type:
+def inputs(name: str, taken: Any, switches: tuple[Switch, ...], off: str) -> type:
     """A dataclass: the input of this name, the two choices for all kernels, and the switches.
 
-    off, fast, turbo: the meaning of these choices for this node, in words.
+    off: the meaning of this choice for the node, in words.
     """
     kernels = declare.kernels(
-        "In place of the loader's choice. auto: FuseStream's kernels or torch's, whichever is faster on your card, "
-        f"found out while it computes. on: FuseStream's, or an error that says why not. off: {off}.",
+        f"In place of the loader's. auto: FuseStream's or torch's, the faster one. on: FuseStream's, or an error. off: {off}."
     )
-    precision = declare.precision(
-        f"In place of the loader's choice. auto: as the file is stored. {fast}. {turbo}. The result changes a little.",
-        has_auto=True,
-    )
+    precision = declare.precision(PRECISION, has_auto=True)
     own = ((switch.id, str, switch.input()) for switch in switches)
     return make_dataclass(
         "Inputs", [(name, Any, taken), ("kernels", str, kernels), ("precision", str, precision), *own], frozen=True
@@ -223,7 +213,7 @@ class ModelKernels(KernelsNode):
         "Kernels",
         declare.ADVANCED,
         "Switches a diffusion model's kernels, from here on. The model that goes in stays as it is, and both share "
-        "their weights: two branches of one graph can compare on and off.",
+        "their weights: two branches of one graph can compare on and off. " + SWITCHED,
         aliases=["kernel toggles", "attention switch", "a/b"],
         outputs=[io.Model.Output(tooltip="The same model under these switches, for a sampler.")],
     )
@@ -233,8 +223,7 @@ class ModelKernels(KernelsNode):
         "model",
         linked(io.Model, "From the FuseStream Diffusion Model Loader, LoRAs included."),
         MODEL_SWITCHES,
-        "as without FuseStream",
-        turbo=f"{TURBO}. Error of one model call beside FP32: {gains.ERRORS}",
+        "ComfyUI's",
     )
 
     @classmethod
@@ -251,7 +240,7 @@ class TextEncoderKernels(KernelsNode):
         "Text Encoder Kernels",
         declare.ADVANCED,
         f"Switches a {declare.fused(Role.TEXT)} text encoder's kernels, from here on. The one that goes in stays as it "
-        "is, and both share their weights.",
+        f"is, and both share their weights. {SWITCHED}",
         aliases=["kernel toggles", "clip kernels", "umt5", "qwen3"],
         outputs=[io.Clip.Output(tooltip="The same text encoder under these switches, for CLIP Text Encode.")],
     )
@@ -259,10 +248,9 @@ class TextEncoderKernels(KernelsNode):
     SWITCHES = TEXT_SWITCHES
     Inputs = inputs(
         "clip",
-        linked(io.Clip, f"A {declare.fused(Role.TEXT)} text encoder, from our loader or from stock's Load CLIP."),
+        linked(io.Clip, "A text encoder, from our loader or from stock's Load CLIP."),
         TEXT_SWITCHES,
-        "as without FuseStream, in FP32",
-        "precise keeps what rounding to FP16 takes from the operands; fast does not, for half the arithmetic",
+        "ComfyUI's",
     )
 
     @classmethod
@@ -279,7 +267,7 @@ class VAEKernels(KernelsNode):
         "VAE Kernels",
         declare.ADVANCED,
         f"Switches a {declare.fused(Role.VAE)} VAE's kernels, from here on. The one that goes in stays as it is, and both "
-        "share their weights.",
+        f"share their weights. {SWITCHED}",
         aliases=["kernel toggles", "vae kernels"],
         outputs=[io.Vae.Output(tooltip="The same VAE under these switches, for VAE Decode and VAE Encode.")],
     )
@@ -289,7 +277,7 @@ class VAEKernels(KernelsNode):
         "vae",
         linked(io.Vae, "From the FuseStream VAE Loader, with kernels on or auto there."),
         VAE_SWITCHES,
-        "torch's operations, in the same bands and the same type",
+        "torch's",
     )
 
     @classmethod

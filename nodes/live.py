@@ -111,8 +111,7 @@ class LiveVideo(Node):
             is_advanced=True,
         )
         skip: float = widget(
-            "A frame that differs less than this from the last one that was made, on average, is not made: that "
-            "one is shown again. 0.005 suits a camera that stands still. 0: every frame is made.",
+            "A frame that differs less than this from the last one made is not made. 0.005 suits a still camera. 0: all are made.",
             default=0.0,
             between=(0.0, 1.0, 0.001),
         )
@@ -128,8 +127,7 @@ class LiveVideo(Node):
         )
         height: int = widget("As width. 0: as they come.", default=512, between=(0, 4096, 8))
         fps: float = widget(
-            "Frames a second of the new video where frames is connected, and the most that are taken of a camera. "
-            "A video keeps its own.",
+            "Frames a second of the new video with frames connected, and the most taken of a camera. A video keeps its own.",
             default=24.0,
             between=(1.0, 240.0, 1.0),
         )

@@ -13,7 +13,7 @@ from comfy_api.latest import io
 from ..fusion.base import file_formats
 from ..fusion.base.family import Role
 from ..fusion.base.vram_budget import refusal
-from . import declare, encoder_files, files, gains
+from . import declare, encoder_files, files
 from .declare import About, Node, widget
 from .graph import queued
 from .page import meter, moving_preview, user_files
@@ -25,15 +25,12 @@ if TYPE_CHECKING:
 kernels, precision = (partial(one, is_advanced=True) for one in (declare.kernels, declare.precision))
 ANY_TYPE = "auto"  # of a text encoder: by the file
 FOUND_BY = ("gguf", "low vram", "8gb", "turing", "fast", "int8")  # every loader, before other nodes
-QUALITY = (
-    "auto computes as the file is stored: INT8 files multiply in INT8, as ComfyUI does, where the card gains by it, and attention "
-    "adds in FP32; every other file as Exact, fp8 as the card allows. Exact and Balanced unpack INT8 files. "
-    "Exact adds in FP32, Balanced in FP16, which GeForce cards do twice as fast, Fastest also multiplies in 8 bits. Error of one "
-    f"model call beside FP32 (Exact is precise, Balanced fast, Fastest turbo): {gains.ERRORS}. Predicted, not measured, times as "
-    f"fast as Exact with Balanced and Fastest, for {gains.WORK}: {'; '.join(map(str, gains.TIERS))}. FuseStream Plan reckons it "
-    "for your card. Draft is Fastest with less work: foretold steps, as by FuseStream Step Cache, and sparse attention in long "
-    "videos; for a first look. by precision: what the input precision says. A FuseStream Kernels node behind this loader wins."
+KERNELS = "auto: FuseStream's kernels or torch's, whichever is faster on your card. on: FuseStream's, or an error. off: ComfyUI's."
+PRECISION = (
+    "With quality 'by precision': precise is Exact, fast is Balanced, turbo is Fastest. Otherwise without effect."
 )
+BUDGET = "GiB of VRAM that weights may have; more is faster. -1: automatic, what is free. 0: ComfyUI's own memory management."
+QUALITY = "auto: as the file is stored. Exact, Balanced, Fastest: faster, less exact. Draft: a first look. by precision: see there."
 
 
 def file_of(role: Role, tooltip: str) -> Any:
@@ -127,27 +124,11 @@ class DiffusionModelLoader(Loader):
     class Inputs:
         model_name: str = file_of(
             Role.DIFFUSION,
-            "A model from models/diffusion_models, for example wan2.1_t2v_1.3B_fp16.safetensors (2.8 GB). GGUF "
-            "files too, those in the folders of packs for them as well; of a model in several the first.",
+            "From models/diffusion_models; GGUF too. On 8 GB begin with wan2.1_t2v_1.3B_fp16.safetensors (2.8 GB).",
         )
-        kernels: Mode = kernels(
-            "auto: each operation by FuseStream's kernel or torch's own, whichever is faster on your card; "
-            "found out while it computes. on: FuseStream's, or an error. off: as without FuseStream."
-        )
-        precision: Precision = precision(
-            "Asked where quality is 'by precision'. "
-            "fast lets FuseStream's attention and products add in FP16, which GeForce cards do twice as fast: by "
-            f"prediction attention {gains.FAST} as fast as with precise on an {gains.PREDICTED_FOR}. The video changes a "
-            f"little. turbo also multiplies in 8 bits: both products of attention, {gains.TURBO} as fast, and "
-            "all matrices. For long or large videos, which change more. precise adds in FP32. Error of one model call "
-            f"beside FP32: {gains.ERRORS}."
-        )
-        vram_budget: float = declare.vram_budget(
-            "-1: this model's blocks stream from the file through the VRAM that is free beside the video, and "
-            "FuseStream computes them (H200, 8 GiB free: 1.36 times as fast as stock for 14B at 480p, and 720p runs). "
-            "Or so many GiB (1.5 do for 14B in fp16; more is faster). 0: ComfyUI's own memory management, and only the "
-            "attention is FuseStream's; not for GGUF files, which it does not read."
-        )
+        kernels: Mode = kernels(KERNELS)
+        precision: Precision = precision(PRECISION)
+        vram_budget: float = declare.vram_budget(BUDGET)
         quality: str = declare.quality(QUALITY, of_models=True)
 
     @classmethod
@@ -194,42 +175,22 @@ class TextEncoderLoader(Loader):
     class Inputs:
         text_encoder_name: str = file_of(
             Role.TEXT,
-            "A file from models/text_encoders, for example umt5_xxl_fp8_e4m3fn_scaled.safetensors (6.7 GB) or "
-            "umt5_xxl_fp16.safetensors (11.4 GB) for Wan, qwen_3_4b.safetensors (8 GB) for Flux.2 klein 4B and Z-Image. "
-            "GGUF files too: T5, UMT5, Qwen2.5 and Qwen3 as llama.cpp has them. Of several files any one.",
+            "From models/text_encoders; GGUF too. For Wan umt5_xxl_fp8_e4m3fn_scaled.safetensors (6.7 GB). Of several any one.",
         )
-        kernels: Mode = kernels(
-            "auto: for an encoder that streams or is all on the card, FP16 products around FP32 sums, each by "
-            "FuseStream's kernel or torch's, whichever is faster; found out while it computes. on: "
-            "FuseStream's, or an error. off: as without FuseStream, which computes in FP32."
-        )
-        precision: Precision = precision(
-            "Asked where quality is 'by precision'. precise: the error beside an FP32 file is 1.04 times ComfyUI's own "
-            "with the same FP16 file. fast: about 1.25 times, with half the arithmetic. An encoder mostly waits for its "
-            "weights: fast gains little. turbo: as fast."
-        )
-        vram_budget: float = declare.vram_budget(
-            "-1: the encoder's blocks stream from the file through the VRAM that is free; RAM need not hold "
-            "the file. Or so many GiB (0.75 do for UMT5-XXL in fp16; more is faster). 0: ComfyUI's own memory "
-            "management, with the same result; not for GGUF files, which it does not read."
-        )
+        kernels: Mode = kernels(KERNELS)
+        precision: Precision = precision(PRECISION)
+        vram_budget: float = declare.vram_budget(BUDGET)
         type: str = widget(
-            "Which model the prompts are for, as in Load CLIP and its relatives for several files. auto: what the files "
-            "tell. Where they serve several models, such as T5-XXL or Qwen3 4B (flux2 for klein, lumina2 for Z-Image), an "
-            "error names the types to choose from.",
+            "Which model the prompts are for. auto: what the files tell; where they serve several, an error names the choices.",
             default=ANY_TYPE,
             options=types,
         )
         quality: str = declare.quality(
-            "auto is Exact here: ComfyUI, too, unpacks text encoders for their products, whatever the file is. "
-            "Exact keeps what rounding to FP16 would lose; Balanced and Fastest do not, for half the arithmetic. by "
-            "precision: what the input precision says."
+            "auto is Exact here. Balanced and Fastest round more, for half the arithmetic. by precision: what that input says."
         )
         second_file: str = further_file(
             "second_file",
-            "A second text encoder, for models that read two or more: clip_l.safetensors beside T5-XXL for Flux.1, ByT5 "
-            "beside Qwen2.5-VL for HunyuanVideo 1.5. For LTX-2, beside Gemma 3: its checkpoint, or the projection in a "
-            "file of its own; nothing else of a checkpoint is read. none: there is no second.",
+            "For models that read two or more: CLIP-L beside T5-XXL for Flux.1, LTX-2's checkpoint beside Gemma 3. none: none.",
         )
         third_file: str = further_file(
             "third_file",
@@ -289,22 +250,12 @@ class VAELoader(Loader):
     class Inputs:
         vae_name: str = file_of(
             Role.VAE,
-            "A VAE from models/vae: wan_2.1_vae.safetensors (0.25 GB) for Wan 2.1 and the Wan 2.2 14B pair, "
-            "wan2.2_vae.safetensors (1.4 GB) for Wan 2.2 5B, flux2-vae.safetensors for Flux.2, ae.safetensors for Flux.1 "
-            "and Z-Image (0.34 GB each). taesd, taef1 and the like: out of models/vae_approx.",
+            "From models/vae, for example wan_2.1_vae.safetensors for Wan 2.1 and Wan 2.2 14B; taesd and the like from vae_approx.",
         )
-        kernels: Mode = kernels(
-            "Who computes. auto: FuseStream's kernels or torch's, whichever is faster on your card (found out "
-            "while it computes), in fp16, planned for 3 GiB of VRAM with no tiles. On an H200, 832x480x81: decoding 1.9 "
-            "times as fast as stock, encoding 1.7 times. on: FuseStream's, or an error. off: as without FuseStream."
-        )
-        precision: Precision = precision(
-            "Asked where quality is 'by precision'. fast lets FuseStream's kernels add in FP16, which GeForce cards "
-            "do twice as fast. The video changes a little. turbo: as fast. precise adds in FP32."
-        )
+        kernels: Mode = kernels(KERNELS)
+        precision: Precision = precision(PRECISION)
         quality: str = declare.quality(
-            "auto and Exact add in FP32. Balanced and Fastest add in FP16, which GeForce cards do twice as fast; the "
-            "video changes a little. by precision: what the input precision says."
+            "auto and Exact add in FP32; Balanced and Fastest in FP16, faster on GeForce cards. by precision: what that input says."
         )
 
     @classmethod
@@ -343,24 +294,11 @@ class CheckpointLoader(Loader):
     class Inputs:
         ckpt_name: str = file_of(
             Role.CHECKPOINT,
-            "A file from models/checkpoints, for example v1-5-pruned-emaonly-fp16.safetensors (2.1 GB) or "
-            "sd_xl_base_1.0.safetensors (6.9 GB). Only .safetensors files stream; others load as in ComfyUI.",
+            "From models/checkpoints, for example sd_xl_base_1.0.safetensors (6.9 GB). Only .safetensors files stream.",
         )
-        kernels: Mode = kernels(
-            "Of all three parts. auto: each operation by FuseStream's kernel or torch's own, whichever is faster on your "
-            "card; found out while it computes. on: FuseStream's, or an error. off: as without FuseStream."
-        )
-        precision: Precision = precision(
-            "Asked where quality is 'by precision'. fast lets FuseStream's attention and products add in FP16, which "
-            "GeForce cards do twice as fast; the picture changes a little. turbo also multiplies the diffusion model's "
-            "matrices in 8 bits, for large pictures, which "
-            "change more. precise adds in FP32."
-        )
-        vram_budget: float = declare.vram_budget(
-            "-1: the blocks of the diffusion model and of the text encoder stream from the file through the VRAM that is "
-            "free. Or so many GiB for each of the two; more is faster. 0: ComfyUI's own memory management; of the "
-            "diffusion model only the attention is FuseStream's then."
-        )
+        kernels: Mode = kernels(KERNELS)
+        precision: Precision = precision(PRECISION)
+        vram_budget: float = declare.vram_budget(BUDGET)
         quality: str = declare.quality(QUALITY, of_models=True)
 
     @classmethod

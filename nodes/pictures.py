@@ -67,8 +67,7 @@ class LoadStyleModel(Node):
     @dataclass(frozen=True)
     class Inputs:
         style_name: str = widget(
-            "From models/style_models: a net of PyTorch's fast_neural_style, or an AdaIN decoder, as .safetensors "
-            "or .pth, of which weights alone are read. The example comes with FuseStream.",
+            "From models/style_models: a net of fast_neural_style, or an AdaIN decoder. The example comes with FuseStream.",
             options=lambda: [EXAMPLE, *listed()],
         )
         encoder_name: str = widget(
@@ -77,8 +76,7 @@ class LoadStyleModel(Node):
             options=lambda: [NONE, *listed()],
         )
         kernels: Mode = declare.kernels(
-            "auto: each operation by FuseStream's kernel or torch's own, whichever is faster on your card. on: "
-            "FuseStream's, or an error: nets with taps of 9x9 need auto. off: torch's.",
+            "auto: FuseStream's kernels or torch's, the faster. on: FuseStream's, or an error (9x9 taps need auto). off: torch's.",
         )
         precision: Precision = declare.precision(PRECISION)
 
@@ -128,8 +126,7 @@ class ApplyStyle(Node):
             io.Image, "For AdaIN nets: a picture of the look. Of several the look is the mean.", optional=True
         )
         band_rows: int = widget(
-            "Rows of a picture that are computed at a time, at least 32. 0: the whole picture where it fits, else "
-            "as many as fit. Fewer need less memory and some work twice.",
+            "Rows of a picture computed at a time, at least 32. 0: as many as fit. Fewer need less memory and more work.",
             default=0,
             between=(0, 16384, 8),
             is_advanced=True,
@@ -173,8 +170,7 @@ class FuseNode(Node):
             display_name="model",
         )
         kernels: Mode = declare.kernels(
-            "auto: each layer by FuseStream's kernel or torch's own, whichever is faster on your card. on: FuseStream's, "
-            "or an error. off: torch's.",
+            "auto: FuseStream's kernels or torch's, whichever is faster on your card. on: FuseStream's, or an error. off: torch's.",
         )
         precision: Precision = declare.precision(PRECISION)
 

@@ -8,7 +8,7 @@ from typing import Any
 from comfy_api.latest import io
 
 from ..fusion.sparse.settings import LEAST_SHARE, METHODS, Method, Settings
-from . import declare, gains
+from . import declare
 from .declare import About, Node, linked, widget
 
 
@@ -33,23 +33,17 @@ class SparseAttentionNode(Node):
     class Inputs:
         model: Any = linked(io.Model, "From any loader; LoRAs and model patches may come before or after this node.")
         method: Method = widget(
-            "top-k: in every attention anew, the blocks that fit best, and averages in place of the others. "
-            "radial: always the same, fewer the further apart two frames are; for Wan, and for models that tell how "
-            "their tokens lie. Others stay dense with radial. bounded: as top-k, but as many blocks as each part needs.",
+            "top-k: the best blocks, averages for the rest. radial: fewer the further apart. bounded: as many as each part needs.",
             default=Settings.method,
             options=METHODS,
         )
         share: float = widget(
-            "Of the key blocks, how much top-k visits, neighbours among them. Less is faster and changes the video "
-            f"more: {gains.SPARSE_ERRORS}. 1: dense. radial does not ask for it: its share follows from the size of the "
-            "video. Nor does bounded, whose share follows from left_out. A model that was trained sparse takes it from "
-            "top-k, and nothing else of this node.",
+            "With top-k: how much of the key blocks it visits. Less is faster and changes the video more. 1: dense.",
             default=Settings.share,
             between=(LEAST_SHARE, 1.0, 0.05),
         )
         dense_steps: float = widget(
-            "Share of the sampler's steps that stay dense, the first ones: they decide what is where. A second "
-            "sampler has first steps of its own.",
+            "Share of the sampler's steps that stay dense, the first ones: they decide what is where.",
             default=Settings.dense_steps,
             between=(0.0, 1.0, 0.05),
         )
@@ -60,16 +54,13 @@ class SparseAttentionNode(Node):
             is_advanced=True,
         )
         least_tokens: int = widget(
-            "Attention over fewer tokens stays dense: there is little to gain. 81 frames of 832x480 are 32760 "
-            "tokens in Wan 2.1, one picture is 1560.",
+            "Attention over fewer tokens stays dense. In Wan 2.1, 81 frames of 832x480 are 32760 tokens, one picture is 1560.",
             default=Settings.least_tokens,
             between=(0, 10000000, 1000),
             is_advanced=True,
         )
         left_out: float = widget(
-            "With bounded: how much of what each part looks at may be seen as averages alone, as the averages "
-            "themselves tell it. It visits the best blocks until no more is left. Less is nearer to dense, which 0 is: "
-            f"{gains.BOUNDED_ERRORS}.",
+            "With bounded: how much of what each part looks at may be seen as averages alone. Less is nearer to dense; 0 is dense.",
             default=Settings.left_out,
             between=(0.0, 1.0, 0.01),
         )

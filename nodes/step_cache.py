@@ -33,14 +33,12 @@ class StepCacheNode(Node):
     class Inputs:
         model: Any = linked(io.Model, "From any loader; LoRAs and model patches may come before or after this node.")
         error: float = widget(
-            "The estimated error up to which a step is foretold. More is faster and changes the picture more. 0: off, "
-            "to the last bit.",
+            "The estimated error up to which a step is foretold. More is faster and changes the picture more. 0: off.",
             default=Settings.error,
             between=(0.0, MOST_ERROR, 0.005),
         )
         first_steps: float = widget(
-            "Share of the sampler's steps that are always computed, the first ones: they decide what is where. The last "
-            "step is computed, too. A second sampler has first steps of its own.",
+            "Share of the sampler's steps that are always computed, the first ones: they decide what is where. The last is, too.",
             default=Settings.first_steps,
             between=(0.0, 1.0, 0.05),
             is_advanced=True,

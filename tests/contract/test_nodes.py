@@ -24,6 +24,7 @@ from fusestream.nodes.loaders import Loader
 ROOT = Path(__file__).resolve().parents[2]
 HELP = ROOT / "nodes" / "web" / "docs"
 LANGUAGES = ("ja", "zh")
+LONGEST = 120  # letters of a tooltip: what more there is to say, the help page says
 NODES: dict[str, Any] = {node.GET_SCHEMA().node_id: node for node in fusestream.nodes.NODES}
 # What a saved workflow without a value means, where a new node is given another one.
 OLDER = {"precision": (KernelsNode, "precise"), "quality": (Loader, "by precision")}
@@ -173,7 +174,7 @@ def test_it_explains_itself(name: str) -> None:
     )
     assert re.fullmatch(rf"FuseStream/{wanted or '[a-z]+'}", schema.category) and len(schema.description) > 30
     for item in (*schema.inputs, *schema.outputs):
-        assert item.tooltip and len(item.tooltip) > 20
+        assert item.tooltip and 20 < len(item.tooltip) <= LONGEST, item.id
     page = (HELP / f"{name}.md").read_text(encoding="utf-8")
     assert page.startswith(f"# {schema.display_name}\n")
     assert [item.id for item in schema.inputs if f"**{item.id}**" not in page] == []
@@ -194,7 +195,9 @@ def test_every_node_and_input_is_translated_and_nothing_else(language: str) -> N
         assert list(node["inputs"]) == [item.id for item in schema.inputs], name
         assert list(node["outputs"]) == [str(slot) for slot in range(len(schema.outputs))], name
         texts = [node["description"], *(item["name"] for item in node["inputs"].values())]
-        texts += [item["tooltip"] for item in (*node["inputs"].values(), *node["outputs"].values())]
+        tooltips = [item["tooltip"] for item in (*node["inputs"].values(), *node["outputs"].values())]
+        texts += tooltips
+        assert not [tooltip for tooltip in tooltips if len(tooltip) > LONGEST], name
         assert node["display_name"].startswith("FuseStream ") and all(texts), name
         assert not [text for text in texts if RESERVED.search(text)], name
 

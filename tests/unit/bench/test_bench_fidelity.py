@@ -1,4 +1,4 @@
-"""How near to FP32: the maths of errors, a small run of all that a CPU can tell apart, the tables, and the figures in tooltips."""
+"""How near to FP32: the maths of errors, a small run of what a CPU can tell apart, the tables, and the figures of help pages."""
 
 from __future__ import annotations
 
@@ -366,40 +366,30 @@ def test_rows_are_put_among_those_of_the_same_work(tmp_path: Path) -> None:
             cli.main(["--quick", *wrong])
 
 
-# ----------------------------------------------------------------------------------------------------------- the tooltips
+# ------------------------------------------------------------------------------------------------------------- the pages
 
 TIERS = (STOCK_FP16.name, OURS_PRECISE.name, OURS_FAST.name, OURS_TURBO.name)
-NODES = ("FuseStreamDiffusionModelLoader", "FuseStreamKernels")
+PAGES = ROOT / "nodes" / "web" / "docs"
 
 
-def tooltips() -> dict[str, str]:
-    """What the diffusion model's nodes say of `precision`, in each language."""
-    from fusestream.nodes.kernels import ModelKernels
-    from fusestream.nodes.loaders import DiffusionModelLoader
-
-    found = {}
-    for node in (DiffusionModelLoader, ModelKernels):
-        schema = node.define_schema()
-        found[f"en {schema.node_id}"] = next(one.tooltip for one in schema.inputs if one.id == "precision")
-    for path in sorted((ROOT / "locales").glob("*/nodeDefs.json")):
-        texts = json.loads(path.read_text(encoding="utf-8"))
-        for node_id in NODES:
-            found[f"{path.parent.name} {node_id}"] = texts[node_id]["inputs"]["precision"]["tooltip"]
-    return found
+def help_pages(node: str) -> dict[str, str]:
+    """The node's help page in each language."""
+    paths = (PAGES / f"{node}.md", *sorted((PAGES / node).glob("*.md")))
+    return {path.name: path.read_text(encoding="utf-8") for path in paths}
 
 
 def untold(text: str, rows: list[dict[str, Any]], tiers: Sequence[str] = TIERS) -> list[str]:
-    """The tiers whose measured error a tooltip does not quote."""
+    """The tiers whose measured error a text does not quote."""
     calls = {one["name"]: one["call"]["median"] for one in rows if "call" in one}
     return [name for name in tiers if table.percent(calls[name]) not in text]
 
 
-def test_tooltips_quote_the_measured_errors() -> None:
+def test_the_loaders_page_quotes_the_measured_errors() -> None:
     measured = [data for path in RESULTS if "fidelity" in (data := json.loads(path.read_text(encoding="utf-8")))]
     if not measured:
         pytest.skip("bench/results has no figures of `dev.py bench models fidelity` yet")
     rows = measured[0]["fidelity"]["rows"]
-    told = {where: untold(text, rows) for where, text in tooltips().items()}
+    told = {where: untold(text, rows) for where, text in help_pages("FuseStreamDiffusionModelLoader").items()}
     assert not any(told.values()), f"write the figures of bench/results into {told}"
 
 
@@ -412,27 +402,19 @@ def test_the_sparse_node_quotes_what_was_measured() -> None:
     precise = [one for one in LONG if one.sparse and one.computing.precision == "precise" and one.name in rows]
     bounded = [one.name for one in precise if one.sparse.method == "bounded"]
     others = [one.name for one in precise if one.name not in bounded]
-    pages = ROOT / "nodes" / "web" / "docs"
-    from fusestream.nodes import gains
-
-    told = {"share": untold(gains.SPARSE_ERRORS, measured[0], others)}
-    told["left_out"] = untold(gains.BOUNDED_ERRORS, measured[0], bounded)
-    for path in (pages / "FuseStreamSparseAttention.md", *(pages / "FuseStreamSparseAttention").glob("*.md")):
-        told[path.name] = untold(path.read_text(encoding="utf-8"), measured[0], others + bounded)
-    for language in ("ja", "zh"):
-        defs = json.loads((ROOT / "locales" / language / "nodeDefs.json").read_text(encoding="utf-8"))
-        inputs = defs["FuseStreamSparseAttention"]["inputs"]
-        told[f"{language} share"] = untold(inputs["share"]["tooltip"], measured[0], others)
-        told[f"{language} left_out"] = untold(inputs["left_out"]["tooltip"], measured[0], bounded)
+    told = {
+        where: untold(text, measured[0], others + bounded)
+        for where, text in help_pages("FuseStreamSparseAttention").items()
+    }
     assert len(others) >= 3 and len(bounded) >= 3
     assert not any(told.values()), f"write the figures of bench/results into {told}"
 
 
-def test_a_tooltip_with_another_figure_is_noticed() -> None:
+def test_a_text_with_another_figure_is_noticed() -> None:
     rows = [row(name, error) for name, error in zip(TIERS, (5.2e-4, 4.9e-4, 1.3e-3, 5.5e-3), strict=True)]
     assert untold("precise 0.049 %, fast 0.13 %, turbo 0.55 %, stock in FP16 0.052 %", rows) == []
     assert untold("precise 0.049 %, fast 0.15 %, turbo 0.55 %, stock in FP16 0.052 %", rows) == [OURS_FAST.name]
     changed = copy.deepcopy(rows)
     changed[1]["call"]["median"] = 6e-4
     assert untold("precise 0.049 %, fast 0.13 %, turbo 0.55 %, stock in FP16 0.052 %", changed) == [OURS_PRECISE.name]
-    assert len(tooltips()) == 6 and all(tooltips().values())
+    assert len(help_pages("FuseStreamSparseAttention")) == 3
