@@ -15,6 +15,7 @@ from bed.templates.card import frames_of
 from bed.templates.files import FILES
 from bed.templates.frames import ASKED
 from bed.templates.graph import Column, Graph
+from bed.templates.note import WORDS, words
 from bed.templates.prediction import KLEIN, LARGE, SMALL, Z_IMAGE, flops, flops_of_picture
 from bed.templates.said import LANGUAGES, SENTENCES, NotSaid, translated
 from fusestream.checkpoints import toys
@@ -73,9 +74,20 @@ def test_the_note_names_every_file(example: Example) -> None:
     }
     assert asked == {file.name for file in graph.files()}
     for file in graph.files():
-        assert f"**{file.name}** ({file.gigabytes:g} GB) into *{file.folder}*\n" in note and file.release in note
-    said = "was not measured yet on any card" if example.is_live else "No such card was measured yet. Predicted"
+        assert f"**[{file.name}]({file.url})** ({file.gigabytes:g} GB) into *{file.folder}*\n" in note
+    said = "were not measured yet on any card" if example.is_live else "Predicted, not measured"
     assert (said if example.samples else "Not measured yet.") in note
+
+
+def test_notes_are_short() -> None:
+    """Ours, beside the links to files. ComfyUI's own notes in its templates are as it wrote them."""
+    ours = {one.name: str(node.values["text"]) for one in EXAMPLES for node in one.graph().nodes if "Note" in node.type}
+    long = {name: words(text) for name, text in {**ours, **{one.name: one.note() for one in SWAPPED}}.items()}
+    assert {name: count for name, count in long.items() if count > WORDS} == {}
+
+
+def test_words_of_a_note_are_counted_without_its_files() -> None:
+    assert words("# A title\n\n- **[a.gguf](https://x/a.gguf)** (1 GB) into *vae*\n\nPress **R** - then *Run*.\n") == 6
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -87,7 +99,7 @@ def test_its_note_says_the_same_in_other_languages(example: Example, language: s
     assert Counter(re.findall(r"\d+(?:\.\d+)?", note)) == Counter(re.findall(r"\d+(?:\.\d+)?", english))
     assert note.count("\n") == english.count("\n") and note.count("**") == english.count("**")
     for file in example.graph().files():
-        assert f"**{file.name}**（{file.gigabytes:g} GB）" in note and f"*{file.release}*" in note
+        assert f"**[{file.name}]({file.url})**（{file.gigabytes:g} GB）" in note
 
 
 def test_a_note_with_a_sentence_that_nobody_translated_is_refused() -> None:

@@ -18,7 +18,7 @@ NAMESPACE = uuid.UUID("5d1b6f3e-6f0a-4f6e-9a5b-0f5e57ea0001")
 # Of each a ground on which the names of sockets have a contrast of 4.5 in both themes; on the front end's own it is 3 to 1.
 GREEN = {"color": "#232", "bgcolor": "#233b23"}
 RED = {"color": "#4a2d2d", "bgcolor": "#4a2d2d"}
-BROWN = {"color": "#432", "bgcolor": "#3d3020"}  # the front end writes on it in gray
+OLIVE = {"color": "#2b2b0e", "bgcolor": "#363612"}  # links can be read on it in both themes
 
 
 @dataclass(frozen=True)

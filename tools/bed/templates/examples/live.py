@@ -14,20 +14,14 @@ CLIP = "live_clip.mp4"  # made by clip.py
 
 def live_video(graph: Graph) -> None:
     columns = columns_of(330, 330, 330, 400)
-    about = (
-        "A video through SD-Turbo, frame by frame: one step for each, and the frame before is blended in where nothing moves. "
-        f"**{CLIP}** is in the *workflows* folder of this pack: put it into ComfyUI's *input* folder, or choose one of yours in "
-        "**The video to change**. **strength** says how much of it is made anew."
-    )
+    about = f"**{CLIP}** is in the *workflows* folder of this pack: put it into ComfyUI's *input* folder, or choose one of yours."
     _live(graph, columns, "Live video with SD-Turbo", about, file=CLIP, blend=0.5)
 
 
 def live_camera(graph: Graph) -> None:
     columns = columns_of(330, 330, 330, 400)
     about = (
-        "Your camera through SD-Turbo: press **Run**, allow the camera, look at the node; **Stop the camera** ends the video, and "
-        "it is saved. Browsers give cameras only to pages on this machine (localhost) or with https. **skip** leaves out frames "
-        "in which nothing happens."
+        "Press **Run** and allow the camera; **Stop the camera** saves the video. Browsers ask for localhost or https."
     )
     _live(graph, columns, "Live camera with SD-Turbo", about, blend=0.3, skip=0.005)
 
@@ -49,9 +43,5 @@ def _live(
     live = graph.add(columns[2], "FuseStreamLiveVideo", tall=760, scheduler="sd_turbo", **links, **more)
     saved: dict[str, Any] = {"filename_prefix": "video/FuseStream-live", "format": "auto", "codec": "auto"}
     graph.add(columns[3], "SaveVideo", tall=480, video=live[1], **saved)
-    advice = (
-        "For more frames a second connect a *FuseStream VAE Loader* with **taesd** in place of the checkpoint's VAE: put "
-        "taesd_encoder and taesd_decoder, 5 MB each, from *madebyollin/taesd* on github.com, into *vae_approx*. It computes in "
-        "FP16."
-    )
+    advice = "Faster with **taesd** as the VAE."
     put_note(graph, columns[1:2], title, about, None, advice, tall=400)

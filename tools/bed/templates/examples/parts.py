@@ -7,11 +7,9 @@ from typing import Any
 
 from .. import files
 from ..files import File
-from ..graph import BROWN, GREEN, RED, Column, Graph, Node, Output
+from ..graph import GREEN, OLIVE, RED, Column, Graph, Node, Output
 from ..note import Work, note
 
-STREAMS = "The weights stream through the VRAM that is free (**vram_budget** -1)."
-FP16 = "It computes in FP16 on every card; *--bf16-unet* keeps ComfyUI's own operations and bf16."
 PICTURE = "example.png"
 AVOID = (
     "static, blurred details, overexposed, subtitles, watermark, low quality, JPEG artifacts, deformed limbs, "
@@ -173,6 +171,6 @@ def put_note(
 def put_text(graph: Graph, span: Sequence[Column], heading: str, text: str, tall: int) -> None:
     first, last = span[0], span[-1]
     below = Column(first.x, last.x + last.width - first.x, max(column.y for column in span))
-    graph.add(below, "MarkdownNote", heading, tall, BROWN, text=text)
+    graph.add(below, "MarkdownNote", heading, tall, OLIVE, text=text)
     for column in span:
         column.y = below.y

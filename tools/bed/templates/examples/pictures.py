@@ -8,9 +8,7 @@ from .. import files, prediction
 from ..graph import GREEN, Graph
 from ..note import Work, plain
 from .parts import (
-    FP16,
     PICTURE,
-    STREAMS,
     columns_of,
     loaders_of,
     put_note,
@@ -23,12 +21,7 @@ from .parts import (
 PORTRAIT = (
     "a red fox sits in a snowy pine forest and looks into the camera, morning light, sharp fur, shallow depth of field"
 )
-# What the notes on klein have in common: which files are smaller, and in which type it computes.
-SMALLER_ENCODER = "**qwen_3_4b_fp8_mixed.safetensors** (5.6 GB)"
-KLEIN_FILES = (
-    "Smaller: **flux-2-klein-4b-fp8.safetensors** (4.1 GB, in *black-forest-labs/FLUX.2-klein-4b-fp8*), "
-    f"{SMALLER_ENCODER}, and GGUF files of both. **flux-2-klein-9b** works here too, with **qwen_3_8b** as its text encoder."
-)
+SMALLER = "Smaller files, GGUF too, work as well."
 
 
 def klein(graph: Graph) -> None:
@@ -42,11 +35,8 @@ def klein(graph: Graph) -> None:
     )
     sampled = sample_klein(graph, columns[2:4], model[0], prompt[0], width[0], height[0], work)
     save_picture(graph, columns[3], sampled[0], vae[0], columns[4])
-    about = (
-        "Text to picture in 4 steps with Flux.2 klein 4B. It is distilled: there is no guidance, and so nothing to avoid. The text "
-        "encoder's **type** is *flux2*."
-    )
-    put_note(graph, columns[1:3], "Flux.2 klein, 4B", about, work, f"{STREAMS} {KLEIN_FILES} {FP16}", tall=380)
+    about = "Distilled: there is no guidance, and so nothing to avoid. The text encoder's **type** is *flux2*."
+    put_note(graph, columns[1:3], "Flux.2 klein, 4B", about, work, SMALLER, tall=380)
 
 
 def klein_edit(graph: Graph) -> None:
@@ -70,13 +60,8 @@ def klein_edit(graph: Graph) -> None:
     size = graph.add(columns[2], "GetImageSize", image=scaled[0])
     sampled = sample_klein(graph, columns[3:5], model[0], referred[0], size[0], size[1], work)
     save_picture(graph, columns[4], sampled[0], vae[0], columns[4], tall=260)
-    about = (
-        "A picture changed by words, in 4 steps. Choose yours in **Picture to change**; it is scaled to about a megapixel, and the "
-        "result has its shape. For a second reference put another *VAE Encode* and *Set Reference Latent* behind the first: "
-        "each adds as many tokens as the picture has."
-    )
-    advice = f"{STREAMS} {KLEIN_FILES} {FP16}"
-    put_note(graph, columns[1:4], "Flux.2 klein, 4B: change a picture", about, work, advice, tall=310)
+    about = "Choose yours in **Picture to change**; the result has its shape."
+    put_note(graph, columns[1:4], "Flux.2 klein, 4B: change a picture", about, work, SMALLER, tall=310)
 
 
 def z_image(graph: Graph) -> None:
@@ -90,16 +75,8 @@ def z_image(graph: Graph) -> None:
     latent = graph.add(columns[2], "EmptySD3LatentImage", "Size", **size)
     sampled = sample(graph, columns[2], shifted[0], prompt[0], nothing[0], latent[0], work, 1.0, "res_multistep")
     save_picture(graph, columns[3], sampled[0], vae[0], columns[3])
-    about = (
-        "Text to picture in 8 steps with Z-Image Turbo. It is distilled: **cfg** stays at 1, and so there is nothing to avoid. The "
-        "text encoder's **type** is *lumina2*."
-    )
-    advice = (
-        f"{STREAMS} Smaller: **z_image_turbo_int8_convrot.safetensors** (6.2 GB) and {SMALLER_ENCODER} of the same release, and "
-        "GGUF files. Where ComfyUI takes FP32 (RTX 20) or bf16 for this model, FuseStream multiplies in FP16 and adds in FP32 or "
-        "FP16, as the file allows."
-    )
-    put_note(graph, columns[1:3], "Z-Image Turbo", about, work, advice, tall=360)
+    about = "Distilled: **cfg** stays at 1, and so there is nothing to avoid. The text encoder's **type** is *lumina2*."
+    put_note(graph, columns[1:3], "Z-Image Turbo", about, work, SMALLER, tall=360)
 
 
 def style_transfer(graph: Graph) -> None:
@@ -110,13 +87,8 @@ def style_transfer(graph: Graph) -> None:
     made = graph.add(columns[1], "FuseStreamApplyStyle", style=style[0], image=image[0])
     graph.add(columns[2], "SaveImage", tall=480, images=made[0], filename_prefix="FuseStream")
     about = (
-        "Another look for a picture, in one pass of a small network. The one that is chosen comes with FuseStream: a tiny net that "
-        "was trained on made pictures. Published ones go into *models/style_models*: transformer nets of PyTorch's "
-        "*fast_neural_style* (.pth or .safetensors), or an AdaIN decoder with *vgg_normalised.pth* as **encoder_name** and a "
-        "picture of the look at **style_image**. Press **R** after putting them there."
+        "Another look for a picture, in one pass of a small network, which comes with FuseStream. Others go into "
+        "*models/style_models*."
     )
-    advice = (
-        "Pictures that are too large for the VRAM go in bands, with the same result. For a video connect its frames, and set "
-        "**smooth** to 0.5 against flicker."
-    )
+    advice = "For a video connect its frames, and set **smooth** to 0.5 against flicker."
     put_text(graph, columns[:2], "How it works, what to expect", plain("Style transfer", about, advice), 330)

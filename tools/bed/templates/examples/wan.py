@@ -12,7 +12,6 @@ from ..note import Work
 from .parts import (
     AVOID,
     PICTURE,
-    STREAMS,
     columns_of,
     encoder_loader,
     loaders_of,
@@ -31,11 +30,11 @@ from .parts import (
 
 FOX = "a red fox runs through a snowy pine forest, morning light, the camera follows at its side"
 MOVE = "the scene comes alive: a gentle wind, slow natural movement, the camera moves in a little"
-LONGER = "The model was trained on 81 frames: set **length** to 81 once the first video works."
-PACKED = (
-    f"{STREAMS} They are unpacked for each product, which the prediction leaves out. No pack for GGUF is needed. Files from Q2_K "
-    "to Q8_0 work: the larger the number in the name, the nearer to the original, and the more to bring."
-)
+LONGER = "Set **length** to 81 once it works."
+CHOOSE = "Choose your picture in **First frame**."
+CHOOSE_BOTH = "Choose **First frame** and **Last frame**."
+UNGUIDED = "**cfg** stays 1; **What to avoid** has no effect."
+PACKED = "No pack for GGUF is needed."
 TOGETHER = 7.0  # GiB of VRAM for all models of an example that share a budget
 ASK = (
     "Describe this picture as the first frame of a video, and what happens next: who moves and how, and how the camera moves. One "
@@ -59,22 +58,12 @@ def text_to_video(graph: Graph) -> None:
 
 
 def four_steps(graph: Graph) -> None:
-    about = (
-        "Text to video in 4 steps: a distilled LoRA stands for most of the steps and for the guidance. **cfg** stays at 1, and "
-        "**What to avoid** has no effect."
-    )
-    _four_steps(graph, "Wan 2.1 text to video, 14B in 4 steps", about, f"{STREAMS} {LONGER}", files.T2V, files.UMT5)
+    _four_steps(graph, "Wan 2.1 text to video, 14B in 4 steps", UNGUIDED, LONGER, files.T2V, files.UMT5)
 
 
 def four_steps_gguf(graph: Graph) -> None:
-    about = (
-        "Text to video in 4 steps out of GGUF files: about two thirds of the bytes of fp8, over the bus and of RAM. A distilled "
-        "LoRA stands for most of the steps and for the guidance. **cfg** stays at 1, and **What to avoid** has no effect."
-    )
-    advice = f"{PACKED} {LONGER}"
-    _four_steps(
-        graph, "Wan 2.1 text to video, 14B in 4 steps, GGUF", about, advice, files.T2V_GGUF, files.UMT5_GGUF, tall=360
-    )
+    title = "Wan 2.1 text to video, 14B in 4 steps, GGUF"
+    _four_steps(graph, title, UNGUIDED, PACKED, files.T2V_GGUF, files.UMT5_GGUF, tall=360)
 
 
 def _four_steps(
@@ -110,8 +99,7 @@ def image_to_video(graph: Graph) -> None:
     image = graph.add(columns[2], "LoadImage", "First frame", tall=314, image=PICTURE, upload="image")
     links = {"positive": positive[0], "negative": negative[0], "vae": vae[0]}
     _animate(graph, columns[2:], shifted[0], vision[0], image[0], links, work)
-    about = "Image to video: the picture becomes the first frame, the text says what happens. Choose yours in **First frame**."
-    put_note(graph, columns[3:], "Wan 2.1 image to video, 14B", about, work, f"{STREAMS} {LONGER}")
+    put_note(graph, columns[3:], "Wan 2.1 image to video, 14B", CHOOSE, work, LONGER)
 
 
 def _animate(
@@ -160,15 +148,8 @@ def caption_and_animate(graph: Graph) -> None:
     negative = graph.add(columns[2], "CLIPTextEncode", "What to avoid", 150, RED, clip=encoder[0], text=AVOID)
     links = {"positive": positive[0], "negative": negative[0], "vae": vae[0]}
     _animate(graph, columns[2:], shifted[0], vision[0], image[0], links, work)
-    about = (
-        "Qwen3-VL sees the picture in **First frame** and writes what may happen next; Wan makes a video of both. Say in **What "
-        "happens next** what you want to have told, or turn its **sampling_mode** on for another text each time."
-    )
-    advice = (
-        f"All loaders share **vram_budget** {TOGETHER:g}: what one of them needs, the others give back. {LONGER} "
-        "**qwen3_vl_2b_instruct.safetensors** is *model.safetensors* there. The 4B and 8B of Qwen3-VL, with type *qwen_image*, "
-        "write better and slower."
-    )
+    about = "Qwen3-VL sees the picture in **First frame** and writes what happens next; Wan makes a video of both."
+    advice = "**qwen3_vl_2b_instruct.safetensors** is *model.safetensors* there."
     put_note(graph, columns[3:], "Caption and animate: Qwen3-VL and Wan 2.1", about, work, advice, tall=390)
 
 
@@ -202,12 +183,8 @@ def first_and_last_frame(graph: Graph) -> None:
     )
     sampled = sample(graph, columns[4], shifted[0], made[0], made[1], made[2], work, 3.0)
     save(graph, columns[4], sampled[0], vae[0], work)
-    about = (
-        "First and last frame to video: two pictures, and the model finds the way from one to the other. Choose yours in **First "
-        "frame** and **Last frame**. The model is made for 720p and takes smaller sizes."
-    )
     title = "Wan 2.1 first and last frame to video, 14B"
-    put_note(graph, columns[2:4], title, about, work, f"{STREAMS} {LONGER}", tall=340)
+    put_note(graph, columns[2:4], title, CHOOSE_BOTH, work, LONGER, tall=340)
 
 
 def vace(graph: Graph) -> None:
@@ -231,11 +208,8 @@ def vace(graph: Graph) -> None:
     sampled = sample(graph, columns[3], shifted[0], made[0], made[1], made[2], work, 5.0)
     trimmed = graph.add(columns[3], "TrimVideoLatent", samples=sampled[0], trim_amount=made[3])
     save(graph, columns[3], trimmed[0], vae[0], work, columns[4])
-    about = (
-        "VACE: video from a reference picture. A control video (poses, edges, depth, or a clip with masked parts) goes into "
-        "**control_video** and **control_masks**; *Trim Video Latent* takes the reference's own frames off again."
-    )
-    advice = f"{STREAMS} **wan2.1_vace_14B_fp16.safetensors** works here too: better, and five times the work."
+    about = "A control video goes into **control_video** and **control_masks**."
+    advice = "**wan2.1_vace_14B_fp16.safetensors** works here too: better, and five times the work."
     put_note(graph, columns[1:3], "Wan 2.1 VACE, 1.3B", about, work, advice)
 
 
@@ -246,12 +220,8 @@ def pair(graph: Graph) -> None:
     high = model_loader(graph, columns[0], files.HIGH, "First steps: high noise")
     low = model_loader(graph, columns[0], files.LOW, "Other steps: low noise")
     encoder, vae = encoder_loader(graph, columns[0]), vae_loader(graph, columns[1], files.VAE21)
-    about = (
-        "Text to video with Wan 2.2: two models of 14B, one for the first half of the steps, one for the second. "
-        "**steps** must be the same in both samplers, and one ends where the other begins. The VAE is Wan 2.1's."
-    )
-    advice = f"{STREAMS} Both loaders share the larger of their budgets: only one samples at a time."
-    put_note(graph, columns[3:], "Wan 2.2 text to video, the 14B pair", about, work, advice, tall=370)
+    about = "**steps** must be the same in both samplers. The VAE is Wan 2.1's."
+    put_note(graph, columns[3:], "Wan 2.2 text to video, the 14B pair", about, work, LONGER, tall=370)
     shifted = [shift_node(graph, columns[1], loader[0], 8.0) for loader in (high, low)]
     positive, negative = prompt_nodes(graph, columns[1], encoder[0], FOX, tall=110)
     latent = size_node(graph, columns[1], work)
@@ -260,32 +230,17 @@ def pair(graph: Graph) -> None:
 
 
 def image_to_video_pair(graph: Graph) -> None:
-    about = (
-        "Image to video with Wan 2.2 in 4 steps: two models of 14B, each with its LoRA, two steps each. The picture becomes the "
-        "first frame, the text says what happens. Choose yours in **First frame**. **cfg** stays at 1, and **What to avoid** has "
-        "no effect."
-    )
-    _pair_in_four_steps(graph, "Wan 2.2 image to video, 14B in 4 steps", MOVE, about, ("First frame",))
+    _pair_in_four_steps(graph, "Wan 2.2 image to video, 14B in 4 steps", MOVE, CHOOSE, ("First frame",))
 
 
 def image_to_video_pair_gguf(graph: Graph) -> None:
-    about = (
-        "Image to video with Wan 2.2 in 4 steps out of GGUF files: about two thirds of the bytes of fp8, over the bus and of RAM. "
-        "Two models of 14B, each with its LoRA, two steps each. Choose your picture in **First frame**. **cfg** stays at 1, and "
-        "**What to avoid** has no effect."
-    )
     title, packed = "Wan 2.2 image to video, 14B in 4 steps, GGUF", (files.I2V_HIGH_GGUF, files.I2V_LOW_GGUF)
-    _pair_in_four_steps(graph, title, MOVE, about, ("First frame",), packed, files.UMT5_GGUF, PACKED)
+    _pair_in_four_steps(graph, title, MOVE, CHOOSE, ("First frame",), packed, files.UMT5_GGUF)
 
 
 def first_and_last_pair(graph: Graph) -> None:
-    about = (
-        "First and last frame to video with Wan 2.2 in 4 steps: the model finds the way from one picture to the other. Choose "
-        "yours in **First frame** and **Last frame**. Two models of 14B, each with its LoRA, two steps each. **cfg** stays at "
-        "1, and **What to avoid** has no effect."
-    )
     text, frames = "one scene turns slowly into the other", ("First frame", "Last frame")
-    _pair_in_four_steps(graph, "Wan 2.2 first and last frame to video, 14B in 4 steps", text, about, frames)
+    _pair_in_four_steps(graph, "Wan 2.2 first and last frame to video, 14B in 4 steps", text, CHOOSE_BOTH, frames)
 
 
 def _pair_in_four_steps(
@@ -296,7 +251,6 @@ def _pair_in_four_steps(
     frames: Sequence[str],
     pair: tuple[File, File] = (files.I2V_HIGH, files.I2V_LOW),
     encoder_file: File = files.UMT5,
-    streams: str = STREAMS,
 ) -> None:
     """From a first frame, or from a first one and a last one."""
     columns = columns_of(ENCODER, 240, PICTURED, 240, 240, 240, gap=24)
@@ -318,8 +272,7 @@ def _pair_in_four_steps(
     made = graph.add(columns[3], type_, "Size and length", **given, **links)
     last = _take_turns(graph, columns[3:5], shifted, made[0], made[1], made[2], work, 1.0)
     save(graph, columns[5], last, vae[0], work, tall=230)
-    advice = f"{streams} Both loaders share the larger of their budgets: only one samples at a time. {LONGER}"
-    put_note(graph, columns[3:], title, about, work, advice, tall=270)
+    put_note(graph, columns[3:], title, about, work, UNGUIDED, tall=270)
 
 
 def _take_turns(
@@ -368,14 +321,8 @@ def five(graph: Graph) -> None:
     latent = graph.add(columns[2], "Wan22ImageToVideoLatent", "Size and length", vae=vae[0], **sizes(work))
     sampled = sample(graph, columns[2], shifted[0], positive[0], negative[0], latent[0], work, 5.0)
     save(graph, columns[3], sampled[0], vae[0], work)
-    about = (
-        "Text or image to video with Wan 2.2's 5B model, at 24 frames a second. For image to video connect a *Load Image* with "
-        "**start_image** of **Size and length**. It has a VAE of its own: **wan2.2_vae**."
-    )
-    advice = (
-        f"{STREAMS} The model was trained on 121 frames of 1280x704: set **length** to 121 once the first video works. "
-        "Its VAE was not measured on a GPU yet."
-    )
+    about = "For image to video connect a *Load Image* with **start_image** of **Size and length**."
+    advice = "Set **length** to 121 once it works."
     put_note(graph, columns[1:3], "Wan 2.2 text or image to video, 5B", about, work, advice)
 
 
@@ -387,16 +334,8 @@ def side_by_side(graph: Graph) -> None:
     positive, negative = prompt_nodes(graph, columns[1], encoder[0], FOX, tall=80)
     latent = size_node(graph, columns[1], work)
     vae = vae_loader(graph, columns[1], files.VAE21)
-    about = (
-        "The same video twice, from one seed and one loader: **A** with FuseStream's kernels, **B** behind a *Kernels* node that "
-        "switches them off. Both stream the same weights. Switch a single kernel there to see what it alone does. **A and B** "
-        "says who computed what and where the time went. Run it twice before you compare times: the first run also chooses "
-        "kernels and reads the file."
-    )
-    advice = (
-        "That is for each of the two videos. To compare with ComfyUI's own memory management too, give B a loader of its own: "
-        "**kernels** *off*, **vram_budget** 0."
-    )
+    about = "**A** with FuseStream's kernels, **B** with ComfyUI's. Compare times from the second run on."
+    advice = "That is for each of the two videos."
     put_note(graph, columns[:2], "A and B: kernels on and off", about, work, advice, tall=325)
     off = graph.add(columns[2], "FuseStreamKernels", "B: kernels off", model=model[0], kernels="off")
     prompts = positive[0], negative[0], latent[0], work, 6.0
@@ -431,4 +370,4 @@ def _text_to_video(graph: Graph, file: File, work: Work, cfg: float, about: str)
     sampled = sample(graph, columns[2], shifted[0], positive[0], negative[0], latent[0], work, cfg)
     save(graph, columns[3], sampled[0], vae[0], work)
     size = "1.3B" if file is files.T2V_SMALL else "14B"
-    put_note(graph, columns[1:3], f"Wan 2.1 text to video, {size}", about, work, f"{STREAMS} {LONGER}")
+    put_note(graph, columns[1:3], f"Wan 2.1 text to video, {size}", about, work, LONGER)

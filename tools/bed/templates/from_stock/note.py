@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ..examples.parts import STREAMS
-from ..graph import BROWN
+from ..graph import OLIVE
 from .swap import Json, graphs, nodes
 
 HEADING = "With FuseStream"
@@ -15,16 +14,9 @@ STAYS = {"LTXVAudioVAELoader": "Load LTXV Audio VAE", "LatentUpscaleModelLoader"
 def note(workflow: Json, template: str) -> str:
     """The Markdown. template: the name of ComfyUI's file."""
     staying = [f"*{STAYS[type_]}*" for type_ in sorted({node["type"] for node in nodes(workflow)} & STAYS.keys())]
-    about = (
-        f"This is ComfyUI's own template *{template}* with FuseStream's loaders; the graph, ComfyUI's notes and the links to its "
-        "files are unchanged. The loaders are inside the node that stands for the subgraph: open it by the icon on its title bar."
-    )
+    about = f"ComfyUI's template *{template}* with FuseStream's loaders, which are inside the node of the subgraph."
     if staying:
-        about += f" {' and '.join(staying)} stay ComfyUI's: FuseStream has no loader for what they load."
-    files = (
-        "ComfyUI offers to download files that are missing, and its note says where each belongs. "
-        "Press **R** after putting them there."
-    )
+        about += f" {' and '.join(staying)} stay ComfyUI's."
     licence = "The template is by Comfy Org, under the MIT licence."
     return "\n".join(
         [
@@ -32,7 +24,7 @@ def note(workflow: Json, template: str) -> str:
             "",
             about,
             "",
-            f"{files} {STREAMS}",
+            "ComfyUI offers to download files that are missing.",
             "",
             "**On an 8 GB card.** Not measured yet.",
             "",
@@ -62,7 +54,7 @@ def add_note(workflow: Json, template: str) -> None:
             "title": HEADING,
             "properties": {},
             "widgets_values": [note(workflow, template)],
-            **BROWN,
+            **OLIVE,
         }
     )
 
