@@ -1,4 +1,4 @@
-"""A report on this machine, for its owner or for a bug report.
+"""A report on this machine, for its owner or for a bug report: a verdict, what to do, and why.
 
     text = as_text(examine())
 
@@ -13,9 +13,10 @@ from functools import partial
 from pathlib import Path
 
 from . import bus, card, comfyui, families, fit, machine, model_file
-from .findings import Finding, Probe, as_text, ask
+from .findings import Finding, Probe, ask
+from .verdict import Colour, Verdict, as_text, verdict
 
-__all__ = ["Finding", "as_text", "examine", "probes"]
+__all__ = ["Colour", "Finding", "Verdict", "as_text", "ask", "examine", "probes", "verdict"]
 
 
 def probes(
@@ -32,7 +33,7 @@ def probes(
     """
     rates: list[tuple[str, Probe]] = [("Pager and bus", bus.pager), ("Disk", partial(bus.disk, model))]
     return [
-        ("Pack", machine.pack),
+        ("Pack", partial(machine.pack, pack_folders)),
         ("System", machine.system),
         ("RAM", machine.memory),
         ("torch", machine.versions),

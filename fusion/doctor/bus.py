@@ -22,7 +22,7 @@ from ...memory.host.unbuffered import SUPPORTED, unbuffered
 from ...memory.open_file import Stamp, reader
 from ...memory.rates import unremembered
 from ...memory.shared_open import shared
-from .findings import ADVICE
+from .findings import ADVICE, STOPS
 
 MIB = 2**20
 LAYERS, LAYER_BYTES = 4, 32 * MIB
@@ -78,7 +78,7 @@ def _one(path: Path, device: str) -> Iterator[str]:
         for name, note in ledger.summary()["notes"].items():
             yield f"{device}: {name}: {note}"
         if wrong:
-            yield f"{ADVICE}{wrong} of {LAYERS} layers arrived damaged"
+            yield f"{STOPS}{wrong} of {LAYERS} layers arrived damaged"
         else:
             yield f"{device}: {LAYERS} layers arrived as they are in the file"
 

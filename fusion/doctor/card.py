@@ -10,6 +10,7 @@ import torch
 
 from ...gpu import driver
 from ...kernels_cuda import (
+    CodeUnavailable,
     KernelPolicy,
     gelu,
     launcher,
@@ -17,7 +18,7 @@ from ...kernels_cuda import (
 from ...kernels_cuda.binary import arch, archive
 from ...kernels_cuda.build import matrix
 from ..base.format import counted, quality
-from .findings import ADVICE
+from .findings import ADVICE, STOPS
 
 GIB = 2**30
 OLDEST_DRIVER = 525
@@ -49,7 +50,7 @@ def graphics_driver() -> Iterator[str]:
         version = said.stdout.strip().splitlines()[0] if said.stdout.strip() else said.stderr.strip()
         yield f"NVIDIA driver {version}"
         if version.split(".")[0].isdigit() and int(version.split(".")[0]) < OLDEST_DRIVER:
-            yield f"{ADVICE}the prebuilt kernels need driver {OLDEST_DRIVER} or newer. Update it."
+            yield f"{STOPS}the prebuilt kernels need driver {OLDEST_DRIVER} or newer. Update it."
     yield f"CUDA of the driver: {driver().version}"
 
 
@@ -64,7 +65,7 @@ def cards() -> Iterator[str]:
         seen = torch.cuda.get_device_properties(index)
         free, total = torch.cuda.mem_get_info(index)
         yield f"cuda:{index} {seen.name}, {total / GIB:.1f} GiB of VRAM, {free / GIB:.1f} free"
-        yield f"  {card_class(seen.name, (seen.major, seen.minor))}"
+        yield card_class(seen.name, (seen.major, seen.minor))
 
 
 def card_class(name: str, capability: tuple[int, int]) -> str:
@@ -102,7 +103,14 @@ def kernels() -> Iterator[str]:
         yield "not tried: torch finds no NVIDIA card, the reference implementations serve"
         return
     for index in range(torch.cuda.device_count()):
-        card = launcher.card(index)  # raises CodeUnavailable with the reasons
+        if arch.too_old(torch.cuda.get_device_capability(index)) is not None:
+            yield f"cuda:{index}: not tried, no kernel serves this card"
+            continue
+        try:
+            card = launcher.card(index)
+        except CodeUnavailable as error:
+            yield f"{STOPS}cuda:{index}: no kernel can be loaded: {error}"
+            continue
         loaded, failed = [], []
         for unit, source in card.code.units.items():
             try:
@@ -116,7 +124,7 @@ def kernels() -> Iterator[str]:
         yield f"cuda:{index}: {share} loaded as {variants}; {card.code.origin}"
         yield f"  {', '.join(unit for unit, _, _ in loaded)}"
         yield from failed
-        yield f"  {one_computes(index)}"
+        yield one_computes(index) if loaded else f"{STOPS}cuda:{index}: no kernel loads, ComfyUI's own operations run"
 
 
 def one_computes(index: int) -> str:
@@ -126,4 +134,4 @@ def one_computes(index: int) -> str:
     error = float((ours - torch.nn.functional.gelu(x.float())).abs().max())
     if error < 1e-2:
         return f"a kernel's result is right (error {error:.1e})"
-    return f"{ADVICE}a kernel's result is wrong by {error:.1e}: please report this"
+    return f"{STOPS}a kernel's result is wrong by {error:.1e}: please report this"

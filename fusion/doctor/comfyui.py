@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..base import needed_comfyui
 from ..base.format import counted
-from .findings import ADVICE
+from .findings import ADVICE, STOPS
 
 # Switches that change which memory or attention serves. Others are not told, because some name
 # people's folders.
@@ -49,7 +49,7 @@ def version(folder: Path | None) -> Iterator[str]:
         found = needed_comfyui.version_of(folder) or "of unknown version"
     yield f"ComfyUI {found}"
     if needed_comfyui.is_too_old(found):
-        yield f"{ADVICE}FuseStream needs ComfyUI {needed_comfyui.OLDEST} or newer. Update ComfyUI."
+        yield f"{STOPS}FuseStream needs ComfyUI {needed_comfyui.OLDEST} or newer. Update ComfyUI."
     for package in ("comfy-aimdo", "comfy-kitchen"):
         try:
             yield f"{package} {importlib.metadata.version(package)}"
@@ -104,7 +104,7 @@ def other_packs(folders: Sequence[Path]) -> Iterator[str]:
     ours = [entry for entry in installed if (entry / "nodes" / "web" / "docs" / "FuseStreamDoctor.md").exists()]
     if len(ours) > 1:
         yield f"{ADVICE}FuseStream is installed {len(ours)} times: remove all but one"
-    for entry in installed:
+    for entry in (entry for entry in installed if entry not in ours):  # whatever its folder's name is
         plain = re.sub(r"[^a-z]", "", entry.name.lower())
         for part, known in PACKS.items():
             if part in plain:

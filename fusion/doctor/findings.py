@@ -15,6 +15,7 @@ from pathlib import Path
 
 Probe = Callable[[], Iterable[str]]
 ADVICE = "! "  # begins a line about something that the user may want to change
+STOPS = "!! "  # begins a line about something that keeps FuseStream from working at all
 LONGEST = 400
 
 
@@ -37,21 +38,6 @@ def ask(title: str, probe: Probe) -> Finding:
         words = str(error).strip() or "no further words"
         lines.append(f"{ADVICE}could not be found out: {type(error).__name__}: {words}")
     return Finding(title, tuple(lines) or ("nothing to tell",), time.perf_counter() - start)
-
-
-def as_text(findings: Iterable[Finding]) -> str:
-    """The report: plain text to paste, without user names."""
-    parts = ["FuseStream doctor"]
-    advice = []
-    for finding in findings:
-        parts.append(f"\n{finding.title}")
-        for line in finding.lines:
-            whole = line if len(line) <= LONGEST else line[: LONGEST - 3] + "..."
-            parts += [f"  {part}" for part in whole.splitlines()]
-            if line.startswith(ADVICE):
-                advice.append(f"  {finding.title}: {whole.removeprefix(ADVICE).splitlines()[0]}")
-    parts += ["\nWhat stands out", *(advice or ["  nothing"])]
-    return redacted(without_folders("\n".join(parts))) + "\n"
 
 
 # A quoted path may have spaces. A last name with a dot is a file's and is kept: it says what is

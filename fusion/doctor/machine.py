@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -14,7 +14,7 @@ from ...memory import RamBudget
 from ...memory.host.ram import measure_ram
 from ..base import needed_comfyui
 from ..base.format import counted
-from .findings import ADVICE
+from .findings import ADVICE, STOPS
 
 GIB = 2**30
 LITTLE_RAM = 15 * GIB
@@ -36,11 +36,11 @@ def versions() -> Iterator[str]:
         else f"torch {torch.__version__}, {build}"
     )
     if torch.version.hip:
-        yield f"{ADVICE}an AMD card: FuseStream is for NVIDIA cards, and leaves loading and computing to ComfyUI here"
+        yield f"{STOPS}an AMD card: FuseStream is for NVIDIA cards, and leaves loading and computing to ComfyUI here"
     elif not torch.version.cuda:
-        yield f"{ADVICE}this torch cannot use an NVIDIA card: everything runs on the reference path. Install a CUDA build of torch."
+        yield f"{STOPS}this torch cannot use an NVIDIA card: everything runs on the reference path. Install a CUDA build of torch."
     elif not torch.cuda.is_available():
-        yield f"{ADVICE}torch finds no NVIDIA card, or its driver is older than this torch needs"
+        yield f"{STOPS}torch finds no NVIDIA card, or its driver is older than this torch needs"
     cudnn: int | None = torch.backends.cudnn.version() if torch.cuda.is_available() else None  # type: ignore[no-untyped-call]
     if cudnn:
         yield f"cuDNN {cudnn}"
@@ -69,10 +69,16 @@ def locked_limit() -> str | None:
     return "none" if soft == resource.RLIM_INFINITY else f"{soft / 2**20:.0f} MiB"
 
 
-def pack() -> Iterator[str]:
-    """Our version, and the kind of place it is installed in. The place itself is private."""
+def pack(folders: Sequence[Path] = ()) -> Iterator[str]:
+    """Our version, and the kind of place it is installed in. The place itself is private.
+
+    folders: of custom nodes. A link in one of them, and any name there, is as good as a folder.
+    """
     root = Path(__file__).resolve().parents[2]
-    place = (
-        "in ComfyUI's custom_nodes" if root.parent.name == "custom_nodes" else "not below a folder named custom_nodes"
-    )
+    entries = [entry for folder in folders if folder.is_dir() for entry in folder.iterdir()]
+    by_links = any(entry.is_symlink() and entry.resolve() == root for entry in entries)
+    if root.parent.name == "custom_nodes" or root in entries:
+        place = "in ComfyUI's custom_nodes"
+    else:
+        place = "linked into ComfyUI's custom_nodes" if by_links else "in a folder of its own"
     yield f"FuseStream {needed_comfyui.pack_version()}, {place}"

@@ -7,13 +7,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from fusestream.fusion import doctor
-from fusestream.fusion.doctor import bus, card, cli, comfyui, families, findings, machine, model_file
+from fusestream.fusion.doctor import bus, card, cli, comfyui, families, findings, fit, machine, model_file
 from fusestream.memory import rates
 from fusestream.nodes.doctor import Doctor, largest_model
 
@@ -32,7 +33,7 @@ def test_every_probe_answers() -> None:
     failed = [one for one in found if any("could not be found out" in line for line in one.lines)]
     assert {one.title for one in failed} <= {"Driver"}, failed  # without a card there is no driver to ask
     text = doctor.as_text(found)
-    assert "ComfyUI 0.30" in text and "layers arrived as they are in the file" in text and "What stands out" in text
+    assert "ComfyUI 0.30" in text and "layers arrived as they are in the file" in text and "What to do" in text
 
 
 def test_no_probe_can_raise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +101,7 @@ def test_nobody_is_named(text: str, clean: str) -> None:
 )
 def test_no_folder_is_named(text: str, clean: str) -> None:
     assert findings.without_folders(text) == clean
-    assert clean in findings.as_text([findings.Finding("Disk", (text,), 0.0)])
+    assert clean in doctor.as_text([findings.Finding("Disk", (text,), 0.0)])
 
 
 def test_where_the_pack_lies_is_not_told() -> None:
@@ -146,7 +147,7 @@ def test_the_archive_of_the_tree_is_told() -> None:
 
 def test_a_damaged_layer_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bus.torch, "equal", lambda *_: False)
-    assert "! 4 of 4 layers arrived damaged" in list(bus.pager())
+    assert "!! 4 of 4 layers arrived damaged" in list(bus.pager())
 
 
 def test_rates_of_the_doctors_file_are_forgotten() -> None:
@@ -198,6 +199,14 @@ def test_switches_that_matter_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "\n".join(comfyui.switches())
     assert "--use-sage-attention=True" in text and "! --use-sage-attention" in text and "private" not in text
     assert any("device cpu" in line for line in comfyui.memory_management())
+
+
+def test_features_of_a_newer_comfyui_that_are_not_used_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = list(fit.fit(COMFYUI))
+    newer = SimpleNamespace(QUANT_ALGOS={"awq_w4a16": {}})
+    monkeypatch.setitem(sys.modules, "comfy.quant_ops", newer)  # type: ignore[arg-type]
+    (told,) = set(fit.fit(COMFYUI)) - set(before)
+    assert told.startswith("not used by FuseStream: 4-bit products"), "a fact, and no advice"
 
 
 def test_an_old_comfyui_is_told(tmp_path: Path) -> None:
