@@ -41,6 +41,7 @@ TWIN = """area => {
     twin.remove()
     return height
 }"""
+TO_DO = re.compile(r"^What to do\n(  \S.*\n?)+$")  # and the details are folded
 LINES = "area => Math.round((area.scrollHeight - 12) / parseFloat(getComputedStyle(area).lineHeight))"
 
 
@@ -68,6 +69,15 @@ def text_on_node(front: FrontEnd) -> Locator:
     return front.page.locator(".fusestream-text:not(dialog *) textarea")
 
 
+def verdict(front: FrontEnd) -> Locator:
+    return front.page.locator(".fusestream-verdict")
+
+
+def unfold(front: FrontEnd) -> None:
+    front.page.get_by_role("button", name="Details", exact=True).click()
+    expect(front.page.get_by_role("button", name="Fewer details")).to_have_attribute("aria-expanded", "true")
+
+
 def clipboard(front: FrontEnd) -> str:
     text: str = front.page.evaluate("navigator.clipboard.readText()")
     return text.replace("\r\n", "\n")
@@ -79,7 +89,10 @@ def test_the_doctor_shows_all_of_its_text_and_copies_it(front: FrontEnd, queued:
     front.page.evaluate(DOCTOR)
     front.run()
     area = text_on_node(front)
-    expect(area).to_have_value(lines_of("FuseStream doctor", "Other packs", "What stands out"))
+    expect(area).to_have_value(TO_DO)
+    expect(verdict(front)).to_have_text(re.compile("^Red: "))  # no card is here
+    unfold(front)
+    expect(area).to_have_value(lines_of("What to do", "Details", "Other packs"))
     text = area.input_value()
     expect(area).to_be_visible()
     front.page.wait_for_function("area => area.scrollHeight <= area.clientHeight", arg=area.element_handle())
@@ -90,7 +103,7 @@ def test_the_doctor_shows_all_of_its_text_and_copies_it(front: FrontEnd, queued:
 
     front.page.get_by_role("button", name="Copy", exact=True).click()
     expect(front.page.get_by_role("button", name="Copied")).to_be_visible()
-    assert clipboard(front) == text
+    assert clipboard(front).endswith(text) and clipboard(front).startswith("FuseStream doctor: red\n")
     saved = front.page.evaluate("app.graph.serialize().nodes[0].widgets_values")
     assert saved == [False] and front.prompt()["1"]["inputs"] == {"measure": False}, "the text is no input"
 
@@ -120,7 +133,7 @@ def test_the_doctor_looks_without_running_the_graph(front: FrontEnd, queued: lis
     front.page.evaluate(DOCTOR)
     front.page.get_by_role("button", name="Look now").click()
     area = text_on_node(front)
-    expect(area).to_have_value(lines_of("FuseStream doctor", "What stands out"))
+    expect(area).to_have_value(TO_DO)
     front.page.wait_for_function(
         "area => area.scrollHeight <= area.clientHeight", arg=area.element_handle(), timeout=5000
     )
@@ -132,12 +145,12 @@ def test_the_doctor_looks_without_running_the_graph(front: FrontEnd, queued: lis
 def test_a_text_is_shown_again_with_its_workflow(front: FrontEnd, queued: list[str]) -> None:
     front.page.evaluate(DOCTOR)
     front.run()
-    expect(text_on_node(front)).to_have_value(lines_of("FuseStream doctor", "What stands out"))
+    expect(text_on_node(front)).to_have_value(TO_DO)
     tabs = front.page.get_by_test_id("topbar-workflow-tabs")
     front.page.get_by_role("button", name="Create a new blank workflow").click()
     expect(text_on_node(front)).to_have_count(0)
     tabs.get_by_text("Unsaved Workflow", exact=True).first.click()
-    expect(text_on_node(front)).to_have_value(lines_of("FuseStream doctor", "What stands out"))
+    expect(text_on_node(front)).to_have_value(TO_DO)
 
 
 @pytest.mark.deep
@@ -146,6 +159,7 @@ def test_the_menu_has_a_doctor_in_the_users_language(front: FrontEnd) -> None:
     said = json.loads((ROOT / "locales" / "ja" / "main.json").read_text(encoding="utf-8"))
     front.choose_in_menu(said["menuLabels"]["Examine this machine (Doctor)"])
     expect(front.page.get_by_role("dialog").get_by_role("button", name=said["fuseStream"]["copy"])).to_be_visible()
+    expect(verdict(front)).to_have_text(said["fuseStream"]["verdict_red"])
 
 
 @pytest.mark.deep
@@ -154,18 +168,26 @@ def test_the_menu_has_a_doctor_that_runs_no_graph(front: FrontEnd, queued: list[
     front.choose_in_menu("Examine this machine")
     dialog = front.page.get_by_role("dialog")
     area = dialog.get_by_role("textbox")
-    expect(area).to_have_value(lines_of("FuseStream doctor", "Pager and bus", "What stands out"))
+    expect(area).to_have_value(TO_DO)
+    folded = area.input_value()
+    unfold(front)
+    expect(area).to_have_value(lines_of("What to do", "Details", "Pager and bus"))
     assert area.evaluate(LINES) > 30
     # Over plain http from another machine a page has no clipboard of its own.
     front.page.evaluate(WITHOUT_CLIPBOARD)
     dialog.get_by_role("button", name="Copy").click()
     expect(dialog.get_by_role("button", name="Copied")).to_be_visible()
     text = area.input_value()
+    dialog.get_by_role("button", name="Fewer details").click()
+    expect(area).to_have_value(folded)
+    dialog.get_by_role("button", name=re.compile("^Cop(y|ied)$")).click()
+    expect(area).to_have_value(folded)
     dialog.get_by_role("button", name="Close").click()
     expect(dialog).to_have_count(0)
     front.page.evaluate(PASTE)
     front.page.keyboard.press("ControlOrMeta+V")
-    expect(front.page.locator("#pasted")).to_have_value(text)
+    expect(front.page.locator("#pasted")).to_have_value(re.compile("^FuseStream doctor: red\n"))
+    assert front.page.locator("#pasted").input_value().endswith(text), "all of it, folded or not"
     assert not queued
 
 
@@ -184,6 +206,7 @@ def test_why_the_doctor_says_nothing_can_be_read(front: FrontEnd) -> None:
         front.page.route("**/fusestream/doctor", answer)
         front.page.evaluate(show)
         expect(dialog.get_by_role("textbox")).to_have_value(lines_of(said))
+        expect(verdict(front)).to_be_hidden()
         front.page.keyboard.press("Escape")
         expect(dialog).to_have_count(0)
         front.page.unroute("**/fusestream/doctor")

@@ -3,7 +3,7 @@
 import { app } from "../../../scripts/app.js"
 import { api } from "../../../scripts/api.js"
 import { openDialog } from "./dialog.js"
-import { TextBox } from "./text_box.js"
+import { VerdictBox } from "./verdict.js"
 import { words } from "./words.js"
 
 const COMMAND = "FuseStream.Doctor"
@@ -22,7 +22,7 @@ export async function examine() {
 
 /** The doctor in a dialog. */
 export async function showDoctor() {
-    const box = new TextBox()
+    const box = new VerdictBox()
     box.text = words("examining")
     openDialog("FuseStream Doctor", box.element, box.buttons)
     box.text = await examine()

@@ -53,19 +53,24 @@ export class TextBox {
     }
 
     async #copy(one) {
-        const done = await copied(this.area)
+        const done = await copied(this.text, this.area)
         one.textContent = words(done ? "copied" : "notCopied")
         setTimeout(() => { one.textContent = words("copy") }, SHOWN)
     }
 }
 
-/** Whether its text went into the clipboard. A page from another machine without https has no `navigator.clipboard`. */
-async function copied(area) {
+/** Whether a text went into the clipboard. A page from another machine without https has no `navigator.clipboard`: there it is
+ * copied out of this area, which may show a part of it. */
+async function copied(text, area) {
     try {
-        await navigator.clipboard.writeText(area.value)
+        await navigator.clipboard.writeText(text)
         return true
     } catch {
+        const shown = area.value
+        area.value = text
         area.select()
-        return document.execCommand("copy")
+        const done = document.execCommand("copy")
+        if (shown !== text) area.value = shown
+        return done
     }
 }

@@ -4,6 +4,7 @@
 import { app } from "../../../scripts/app.js"
 import { examine } from "./doctor.js"
 import { TextBox, button } from "./text_box.js"
+import { VerdictBox } from "./verdict.js"
 import { words } from "./words.js"
 
 const DOCTOR = "FuseStreamDoctor"
@@ -20,7 +21,7 @@ app.registerExtension({
         const least = LEAST[node.comfyClass], size = SIZES[node.comfyClass]
         if (!least) return
         node.setSize([Math.max(size[0], node.size[0]), Math.max(size[1], node.size[1])])
-        const box = new TextBox()
+        const box = node.comfyClass === DOCTOR ? new VerdictBox(() => makeRoom(node, box)) : new TextBox()
         boxes.set(node, box)
         box.area.placeholder = words("noTextYet")
         const options = { serialize: false, getMinHeight: () => least, margin: MARGIN }
