@@ -82,7 +82,10 @@ app.registerExtension({
     setup() {
         api.addEventListener("promptQueueing", clear)
         api.addEventListener("execution_error", ({ detail }) => {
-            if (detail.exception_type.startsWith(ERRORS)) show("error", detail.node_id, detail.exception_message.split(ADVICE)[0].trim())
+            if (!detail.exception_type.startsWith(ERRORS)) return
+            // The front end's own box keeps this very object, and draws it after this.
+            detail.exception_message = detail.exception_message.split(ADVICE)[0].trim()
+            show("error", detail.node_id, detail.exception_message)
         })
         api.addEventListener("fusestream.notice", ({ detail }) => show("warn", detail.node, detail.sentence))
     },
