@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import difflib
 import hashlib
 import importlib
 from collections.abc import Callable
 from functools import lru_cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import folder_paths
@@ -26,12 +27,7 @@ from .graph import queued
 if TYPE_CHECKING:
     from ..fusion.load.checkpoint import Beside
 
-FOLDERS = {
-    Role.DIFFUSION: "diffusion_models",
-    Role.TEXT: "text_encoders",
-    Role.VAE: "vae",
-    Role.CHECKPOINT: "checkpoints",
-}
+FOLDERS = {role: role.folder for role in Role}
 # Names of other packs' folders for GGUF files: stock's folders, and others that a user has named
 # so.
 GGUF_FOLDERS = {Role.DIFFUSION: "unet_gguf", Role.TEXT: "clip_gguf"}
@@ -40,7 +36,7 @@ GGUF = ".gguf"  # not listed by stock
 VAE_LOADERS = {"FuseStreamVAELoader": "vae_name", "VAELoader": "vae_name"}
 # The outputs of a checkpoint's loader other than the model.
 PLACES = {1: Role.TEXT, 2: Role.VAE}
-MOST_LISTED = 20  # names in a message
+MOST_ALIKE = 2  # names in a message
 # TAESD, as stock's Load VAE offers it: by a name, from one encoder and one decoder file in this
 # folder.
 HALVES_FOLDER, HALVES = "vae_approx", ("encoder", "decoder")
@@ -132,11 +128,11 @@ def fingerprint(role: Role, name: str | None) -> str:
     return "".join(map(state, halves_of(role, name) or ())) if path is None else state(path)
 
 
-async def fault(role: Role, widget: str, name: str | None) -> str | None:
-    """The fault of the file that a widget names, in a sentence. None: its header is sound."""
+async def fault(role: Role, name: str | None) -> str | None:
+    """The fault of the file of this name, in a sentence. None: its header is sound."""
     if name is None:  # it comes from a link
         return None
-    if (unlisted := not_in_list(role, widget, name)) is not None:
+    if (unlisted := not_in_list(role, name)) is not None:
         return unlisted
     path = where(role, name)
     if path is None and halves_of(role, name) is not None:
@@ -189,14 +185,23 @@ def where(role: Role, name: str | None) -> str | None:
     return path
 
 
-def not_in_list(role: Role, widget: str, name: str) -> str | None:
-    """Stock's own check and words, because a node that checks an input itself replaces stock's
-    check."""
+def not_in_list(role: Role, name: str) -> str | None:
+    """Stock's own check, because a node that checks an input itself replaces it, in words that say
+    where the file may have gone."""
     names = listed(role)
     if name in names:
         return None
-    told = str(names) if len(names) <= MOST_LISTED else f"(list of length {len(names)})"
-    return f"Value not in list: {widget}: {name!r} not in {told}"
+    here = f"{name} is not in models/{FOLDERS[role]}"
+    base = PurePosixPath(name.replace("\\", "/")).name
+    moved = next((one for one in names if PurePosixPath(one.replace("\\", "/")).name == base), None)
+    if moved is not None:
+        return f"{here} any more: {moved} has its name. Choose that."
+    other = next((one for one in Role if one is not role and name in listed(one)), None)
+    if other is not None:
+        return f"{here}: it is in models/{FOLDERS[other]}. Move it, and press R."
+    near = difflib.get_close_matches(name, names, MOST_ALIKE)
+    alike = f" Names like it are {' and '.join(near)}." if near else ""
+    return f"{here}: it was renamed or removed, or was never there.{alike} Choose another, or put it there and press R."
 
 
 def state(path: str) -> str:

@@ -80,7 +80,7 @@ class Loader(Node):
     @classmethod
     async def fault(cls, _node: str | None, name: str | None) -> str | None:
         """The fault of the queued file, in a sentence. name: as in `checked`."""
-        return await files.fault(cls.ROLE, cls.names()[0], name)
+        return await files.fault(cls.ROLE, name)
 
     @classmethod
     def watch(cls, model: Any) -> None:
@@ -226,7 +226,7 @@ class TextEncoderLoader(Loader):
         path = files.where(cls.ROLE, name)
         if path is None or not encoder_files.chosen(node):
             return await super().fault(node, name)
-        return files.not_in_list(cls.ROLE, cls.names()[0], str(name)) or await encoder_files.fault(node, path)
+        return files.not_in_list(cls.ROLE, str(name)) or await encoder_files.fault(node, path)
 
     @classmethod
     async def validate_inputs(cls, text_encoder_name: str | None = None) -> bool | str:

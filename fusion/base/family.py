@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 
 class Role(Enum):
-    """The part that a model has in a graph, and the node that loads it, in the words of
-    messages."""
+    """The part that a model has in a graph, the node that loads it, in the words of messages, and
+    the folder in models/ that the node offers."""
 
-    DIFFUSION = "diffusion model", "FuseStream Diffusion Model Loader"
-    TEXT = "text encoder", "FuseStream Text Encoder Loader"
-    VAE = "VAE", "FuseStream VAE Loader"
-    CHECKPOINT = "checkpoint", "FuseStream Checkpoint Loader"
+    DIFFUSION = "diffusion model", "FuseStream Diffusion Model Loader", "diffusion_models"
+    TEXT = "text encoder", "FuseStream Text Encoder Loader", "text_encoders"
+    VAE = "VAE", "FuseStream VAE Loader", "vae"
+    CHECKPOINT = "checkpoint", "FuseStream Checkpoint Loader", "checkpoints"
 
     @property
     def words(self) -> str:
@@ -40,6 +40,10 @@ class Role(Enum):
     @property
     def loader(self) -> str:
         return self.value[1]
+
+    @property
+    def folder(self) -> str:
+        return self.value[2]
 
     @property
     def told_by(self) -> Role:

@@ -47,6 +47,8 @@ VAE_PARTS = (
 )  # fmt: skip
 # What LTX-2 makes of Gemma 3's layers, in a file of its own.
 TEXT_PROJECTION = "text_embedding_projection."
+# The folders in models/ of the loaders' files, also under stock's older names.
+KNOWN_FOLDERS = {*(role.folder for role in Role), "unet", "clip"}
 # Prefixes of text encoders and VAE in whole checkpoints.
 BESIDE_THE_MODEL = ("cond_stage_model.", "conditioner.embedders.", "text_encoders.", "first_stage_model.", "vae.")
 
@@ -151,19 +153,22 @@ class CheckpointInfo:
         if self.family is not None:
             found, words = self.family.role, self.family.words
         elif (place := elsewhere(self.header.extents)) is not None:
-            raise WrongFile(f"{self.path} is {place}.")
+            raise WrongFile(f"{self.path} is {place[0]}: {move(self.path, place[1])}{place[2]}.")
         elif self.stocks_role is None:
             return
         else:
             found, words = self.stocks_role, self.stocks_role.words
         if found is not wanted.told_by:
-            raise WrongFile(f"{self.path} is a {words}: choose it in the {self._loader(found)}.")
+            right = self._loaded_as(found)
+            raise WrongFile(
+                f"{self.path} is a {words}: {move(self.path, right.folder)}choose it in the {right.loader}."
+            )
 
-    def _loader(self, role: Role) -> str:
-        """The loader for a file of this role. For a whole checkpoint it is the one that takes all
-        parts, because its text encoder or VAE may have been wanted."""
+    def _loaded_as(self, role: Role) -> Role:
+        """The role whose loader takes a file of this role. For a whole checkpoint it is the one
+        that takes all parts, because its text encoder or VAE may have been wanted."""
         is_whole = any(name.startswith(BESIDE_THE_MODEL) for name in self.header.extents)
-        return Role.CHECKPOINT.loader if role is Role.DIFFUSION and is_whole else role.loader
+        return Role.CHECKPOINT if role is Role.DIFFUSION and is_whole else role
 
     def require_whole(self, role: Role) -> None:
         """Raise `WrongFile` if a part of the model is missing."""
@@ -222,15 +227,23 @@ def header_of(tensors: Mapping[str, Any], path: str = "") -> WeightFile:
     return WeightFile(Path(path), 0, extents, {})
 
 
-def elsewhere(names: Iterable[str]) -> str | None:
-    """The kind of a file that belongs in a stock node, and that node; None: not such a file."""
+def move(path: str, folder: str) -> str:
+    """What to do with a file before another loader offers it: nothing, if it is in this folder of
+    models/, or in no other one's."""
+    is_there = folder in Path(path).parts or not KNOWN_FOLDERS.intersection(Path(path).parts)
+    return "" if is_there else f"move it to models/{folder}, and "
+
+
+def elsewhere(names: Iterable[str]) -> tuple[str, str, str] | None:
+    """The kind of a file that belongs in a stock node, its folder in models/, and that node; None:
+    not such a file."""
     names = set(names)
     if any(LORA_PART.search(name) for name in names):
-        return "a LoRA: choose it in a stock Load LoRA node, after the loader"
+        return "a LoRA", "loras", "choose it in a stock Load LoRA node, after the loader"
     if any(
         name.endswith("vision_model.embeddings.class_embedding") or name == "visual.class_embedding" for name in names
     ):
-        return "a CLIP vision model: choose it in the stock Load CLIP Vision node"
+        return "a CLIP vision model", "clip_vision", "choose it in the stock Load CLIP Vision node"
     return None
 
 

@@ -53,7 +53,7 @@ BAD: list[tuple[str, str, Callable[[Path, Path], Any], str]] = [
     (MODEL, MODEL, write_gguf, "is a GGUF file"),
     (TEXT, TEXT, cut, "is cut short"),
     (VAE, VAE, cut, "is cut short"),
-    (MODEL, VAE, copied, "is a Wan VAE: choose it in the FuseStream VAE Loader"),
+    (MODEL, VAE, copied, "is a Wan VAE: move it to models/vae, and choose it in the FuseStream VAE Loader"),
     (TEXT, MODEL, copied, "choose it in the FuseStream Diffusion Model Loader"),
     (VAE, TEXT, copied, "choose it in the FuseStream Text Encoder Loader"),
 ]

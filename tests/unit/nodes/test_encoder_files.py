@@ -92,7 +92,10 @@ def test_a_workflow_from_before_has_one_file() -> None:
         ({"type": "auto"}, "choose a type (flux for Flux.1, sd3 for SD 3, hidream for HiDream)"),
         ({"type": "sdxl"}, "type sdxl takes CLIP-L with CLIP-G"),
         ({"type": "flux", SECOND: "t5.safetensors"}, "t5.safetensors is given twice"),
-        ({"type": "flux", SECOND: "vae.safetensors"}, "vae.safetensors is a Wan VAE: choose it in"),
+        (
+            {"type": "flux", SECOND: "vae.safetensors"},
+            "vae.safetensors is a Wan VAE: move it to models/vae, and choose it in",
+        ),
         ({"type": "flux", SECOND: "whole.safetensors"}, "whole.safetensors"),
         ({"type": "flux", SECOND: "gone.safetensors"}, "gone.safetensors is not there any more"),
         ({"type": "flux", SECOND: ["7", 0]}, None),
@@ -106,7 +109,7 @@ def test_the_files_are_looked_at_together(models: Path, inputs: dict[str, Any], 
 
 def test_a_first_file_that_is_not_listed_is_refused_as_ever(models: Path) -> None:
     answer = asked("x.safetensors", **{SECOND: "clip_l.safetensors", "type": "flux"})
-    assert isinstance(answer, str) and answer.startswith(f"Value not in list: {FIRST}: 'x.safetensors'")
+    assert isinstance(answer, str) and answer.startswith("x.safetensors is not in models/text_encoders: ")
     assert asked(None, **{SECOND: "clip_l.safetensors", "type": "flux"}) is True
 
 

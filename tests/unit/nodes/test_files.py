@@ -79,15 +79,24 @@ def test_a_name_by_a_link_passes(role: Role) -> None:
 
 
 @pytest.mark.parametrize("role", Role)
-def test_a_name_that_is_not_listed_is_refused_in_stocks_words(models: Path, role: Role) -> None:
-    widget = LOADERS[role][1]
-    assert (
-        asked(role, "x.safetensors")
-        == f"Value not in list: {widget}: 'x.safetensors' not in ['{role.name}.safetensors']"
+def test_a_name_that_is_not_listed_is_told_with_where_the_file_may_be(models: Path, role: Role) -> None:
+    folder = f"models/{files.FOLDERS[role]}"
+    assert asked(role, "x_1234.gguf") == (
+        f"x_1234.gguf is not in {folder}: it was renamed or removed, or was never there. Choose another, or put it there and "
+        "press R."
     )
-    for number in range(30):
-        shutil.copy(file_of(role, models), file_of(role, models).with_name(f"{number}.safetensors"))
-    assert asked(role, "x.safetensors") == f"Value not in list: {widget}: 'x.safetensors' not in (list of length 31)"
+    assert f" Names like it are {role.name}.safetensors. " in str(asked(role, f"{role.name}_fp8.safetensors"))
+    within = file_of(role, models).parent / "wan" / "x.safetensors"
+    within.parent.mkdir()
+    shutil.copy(file_of(role, models), within)
+    folder_paths.filename_list_cache.clear()
+    told = f"x.safetensors is not in {folder} any more: {Path('wan', 'x.safetensors')} has its name. Choose that."
+    assert asked(role, "x.safetensors") == told
+    other = next(one for one in LOADERS if one is not role)
+    name = file_of(other, models).name
+    assert (
+        asked(role, name) == f"{name} is not in {folder}: it is in models/{files.FOLDERS[other]}. Move it, and press R."
+    )
 
 
 def test_a_file_that_went_since_it_was_listed_is_refused(models: Path) -> None:
@@ -267,7 +276,7 @@ def test_a_gguf_file_is_looked_at_before_it_is_queued(models: Path) -> None:
     assert isinstance(answer, str) and "t5.gguf: is cut short: tensor 'a'" in answer
     assert files.fingerprint(Role.TEXT, path.name) != first
     answer = asked(Role.TEXT, "x.gguf")
-    assert answer == "Value not in list: text_encoder_name: 'x.gguf' not in ['TEXT.safetensors', 't5.gguf']"
+    assert isinstance(answer, str) and answer.startswith("x.gguf is not in models/text_encoders: ")
 
 
 @pytest.mark.parametrize("role", [Role.DIFFUSION, Role.TEXT])
@@ -308,3 +317,15 @@ def test_the_disk_is_measured_by_the_largest_model_of_either_format(models: Path
     assert doctor.largest_model() == file_of(Role.DIFFUSION, models)
     path = gguf(models / "diffusion_models" / "x.gguf")
     assert doctor.largest_model() == path
+
+
+@pytest.mark.parametrize("role", [Role.DIFFUSION, Role.TEXT])
+def test_a_file_in_another_ones_folder_is_told_to_be_moved(models: Path, role: Role, families_folder: Path) -> None:
+    source = checkpoints.write("wan_vae", families_folder)
+    shutil.copy(source, file_of(role, models))
+    answer = asked(role, file_of(role, models).name)
+    assert str(answer).endswith("is a Wan VAE: move it to models/vae, and choose it in the FuseStream VAE Loader.")
+    anywhere = models / "anywhere.safetensors"
+    shutil.copy(source, anywhere)
+    with pytest.raises(fusion.WrongFile, match="is a Wan VAE: choose it in the FuseStream VAE Loader"):
+        fusion.inspect_file(str(anywhere), role)

@@ -99,4 +99,4 @@ def test_another_half_is_another_fingerprint(in_parts):
     (in_parts / "taesd_encoder.safetensors").unlink()
     folder_paths.filename_list_cache.clear()
     assert VAELoader.fingerprint_inputs(vae_name="taesd") == ""
-    assert "not in list" in asyncio.run(VAELoader.validate_inputs(vae_name="taesd"))
+    assert "not in models/vae" in asyncio.run(VAELoader.validate_inputs(vae_name="taesd"))
