@@ -36,7 +36,7 @@ STREAMS = {
     "auto": "INT8",
     "ram": {"files": int(33.1 * GIB), "eachStep": 0, "eachPrompt": int(13.4 * GIB)},
     "changes": [
-        {"what": "few steps", "values": [4], "all": "77 s"}, {"what": "quality", "values": ["Fastest"], "all": "7 min"},
+        {"what": "quality", "values": ["Fastest"], "all": "7 min"}, {"what": "few steps", "values": [4], "all": "77 s"},
     ],
 }  # fmt: skip
 MOST = {**STREAMS, "isMost": True}
