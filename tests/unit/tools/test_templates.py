@@ -119,6 +119,24 @@ def test_every_translated_sentence_is_in_a_note() -> None:
         assert re.search(words, notes), sentence["en"]
 
 
+def test_the_first_three_have_an_app_mode_that_asks_for_the_prompt() -> None:
+    for example in EXAMPLES:
+        ui = example.graph().ui()
+        nodes = {str(node["id"]): node for node in ui["nodes"]}
+        app = ui["extra"].get("linearData", {"inputs": [], "outputs": []})
+        asked = [(nodes[id_].get("title"), widget) for id_, widget in app["inputs"]]
+        assert (("What to show", "text") in asked) is (example in EXAMPLES[:3])
+        saving = ["SaveImage" if example.is_picture else "SaveVideo"] if asked else []
+        assert [nodes[id_]["type"] for id_ in app["outputs"]] == saving
+
+
+def test_an_app_mode_that_asks_for_what_is_not_there_is_refused() -> None:
+    graph = Graph("x", asks=(("Which net", "steps"),))
+    graph.add(Column(0, 100), "FuseStreamVAELoader", "Which net", vae_name="a.safetensors")
+    with pytest.raises(ValueError, match=r"app mode of x: no such widget on \['Which net'\]"):
+        graph.ui()
+
+
 def test_every_published_file_is_used() -> None:
     assert {file for example in EXAMPLES for file in example.graph().files()} == set(FILES)
 

@@ -15,6 +15,7 @@ GAP = 24
 # Where the front end draws nodes as elements, a widget is taller, and a node of ours has the pack's name below.
 ELEMENT, BADGE, LEAST_GAP = 28, 38, 16
 NAMESPACE = uuid.UUID("5d1b6f3e-6f0a-4f6e-9a5b-0f5e57ea0001")
+SAVING = ("SaveVideo", "SaveImage")  # whose results app mode shows
 # Of each a ground on which the names of sockets have a contrast of 4.5 in both themes; on the front end's own it is 3 to 1.
 GREEN = {"color": "#232", "bgcolor": "#233b23"}
 RED = {"color": "#4a2d2d", "bgcolor": "#4a2d2d"}
@@ -72,10 +73,14 @@ class Node:
 
 @dataclass
 class Graph:
-    """`add` nodes, then take `.ui()` and `.api()`. Ids count from 1, so the same calls make the same files."""
+    """`add` nodes, then take `.ui()` and `.api()`. Ids count from 1, so the same calls make the same files.
+
+    asks  the widgets that the front end's app mode shows, each by its node's title and its name; none: it has no app mode
+    """
 
     name: str
     nodes: list[Node] = field(default_factory=list)
+    asks: tuple[tuple[str, str], ...] = ()
 
     def add(
         self,
@@ -130,9 +135,21 @@ class Graph:
             "links": links,
             "groups": [],
             "config": {},
-            "extra": {"ds": {"scale": 0.7, "offset": [20, 20]}},
+            "extra": {"ds": {"scale": 0.7, "offset": [20, 20]}} | self._app(),
             "version": 0.4,
         }
+
+    def _app(self) -> dict[str, Any]:
+        """What app mode asks for and shows. The workflow opens as a graph all the same."""
+        if not self.asks:
+            return {}
+        nodes = {node.title: node for node in self.nodes}
+        unknown = [title for title, widget in self.asks if widget not in nodes[title].signature.widgets]
+        if unknown:
+            raise ValueError(f"app mode of {self.name}: no such widget on {unknown}")
+        inputs = [[str(nodes[title].id), widget] for title, widget in self.asks]
+        saved = [str(node.id) for node in self.nodes if node.type in SAVING]
+        return {"linearData": {"inputs": inputs, "outputs": saved}, "linearMode": False}
 
     def _links(self) -> list[list[Any]]:
         """[id, from node, from slot, to node, to slot, type] of every connection."""

@@ -20,7 +20,7 @@ from .parts import PICTURE as PICTURE
 @dataclass(frozen=True)
 class Example:
     """A workflow by a short name, with the two lines of its picture in the template browser. There it stands under its title, the
-    name of its file, and can be found by that."""
+    name of its file, and can be found by that. asks: what its app mode shows, as in `Graph`."""
 
     name: str
     headline: str
@@ -35,18 +35,25 @@ class Example:
         return f"FuseStream {EXAMPLES.index(self) + 1:02} - {self.headline} ({self.subline})"
 
     is_live: bool = False
+    asks: tuple[tuple[str, str], ...] = ()
 
     def graph(self) -> Graph:
-        graph = Graph(self.name)
+        graph = Graph(self.name, asks=self.asks)
         self.build(graph)
         return graph
 
 
+PROMPT = ("What to show", "text")
+A_VIDEO = (PROMPT, *(("Size and length", name) for name in ("width", "height", "length")))
+A_PICTURE = (PROMPT, ("Width", "value"), ("Height", "value"))
+
 # In the order in which somebody gets to know them.
 EXAMPLES = (
-    Example("wan2.1_t2v_1.3B", "Start here, text to video", "Wan 2.1, 1.3B", wan.text_to_video_small),
-    Example("flux2_klein_4B", "Text to picture", "Flux.2 klein 4B, 4 steps", pictures.klein, is_picture=True),
-    Example("wan2.1_t2v_14B_4_steps", "Text to video", "Wan 2.1, 14B, 4 steps", wan.four_steps),
+    Example("wan2.1_t2v_1.3B", "Start here, text to video", "Wan 2.1, 1.3B", wan.text_to_video_small, asks=A_VIDEO),
+    Example(
+        "flux2_klein_4B", "Text to picture", "Flux.2 klein 4B, 4 steps", pictures.klein, is_picture=True, asks=A_PICTURE
+    ),
+    Example("wan2.1_t2v_14B_4_steps", "Text to video", "Wan 2.1, 14B, 4 steps", wan.four_steps, asks=A_VIDEO),
     Example("wan2.2_i2v_14B_4_steps", "Image to video", "Wan 2.2, 14B, 4 steps", wan.image_to_video_pair),
     Example("wan2.2_flf2v_14B_4_steps", "First and last frame", "Wan 2.2, 14B, 4 steps", wan.first_and_last_pair),
     Example("wan2.1_t2v_14B_4_steps_gguf", "Text to video, GGUF", "Wan 2.1, 14B, 4 steps", wan.four_steps_gguf),
