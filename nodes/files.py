@@ -34,6 +34,12 @@ GGUF_FOLDERS = {Role.DIFFUSION: "unet_gguf", Role.TEXT: "clip_gguf"}
 GGUF = ".gguf"  # not listed by stock
 # The nodes that load a VAE file, and the widgets that name it.
 VAE_LOADERS = {"FuseStreamVAELoader": "vae_name", "VAELoader": "vae_name"}
+OUR_VAE_LOADER = "FuseStreamVAELoader"  # which is asked about its file itself; stock's is not
+# Our nodes that load a model whose latents a VAE decodes, with the widgets that name it.
+MODEL_LOADERS = {
+    "FuseStreamDiffusionModelLoader": (Role.DIFFUSION, "model_name"),
+    "FuseStreamCheckpointLoader": (Role.CHECKPOINT, "ckpt_name"),
+}
 # The outputs of a checkpoint's loader other than the model.
 PLACES = {1: Role.TEXT, 2: Role.VAE}
 MOST_ALIKE = 2  # names in a message
@@ -159,16 +165,40 @@ async def missing_part(node: str | None, widget: str, name: str | None) -> str |
 
 
 async def wrong_vae(node: str | None, widget: str, name: str | None, role: Role = Role.DIFFUSION) -> str | None:
-    """Why the VAE in the queued graph does not go with this model. node: the loader's id."""
+    """Why the VAE of a stock loader in the queued graph does not go with this model. node: the
+    id of the model's loader."""
     graph = None if node is None or name is None else queued.graph(node, {widget: name})
     model = where(role, name)
     if graph is None or model is None:
         return None
     for loader in dict.fromkeys(graph.vaes(str(node))):
         entry = graph.prompt[loader]
+        if entry["class_type"] == OUR_VAE_LOADER:
+            continue  # the fault is shown there
         vae_name = entry["inputs"].get(VAE_LOADERS.get(entry["class_type"], ""))
         vae = where(Role.VAE, vae_name) if isinstance(vae_name, str) else None
         if vae is not None:
+            found = await asyncio.to_thread(_mismatch, model, state(model), vae, state(vae))
+            if found is not None:
+                return found
+    return None
+
+
+async def wrong_model(node: str | None, name: str | None) -> str | None:
+    """Why this VAE does not go with a model in the queued graph whose latents it meets. node: the
+    id of the VAE's loader."""
+    graph = None if node is None or name is None else queued.graph(node, {VAE_LOADERS[OUR_VAE_LOADER]: name})
+    vae = where(Role.VAE, name)
+    if graph is None or vae is None:
+        return None
+    for loader in sorted(graph.running):
+        entry = graph.prompt[loader]
+        role, widget = MODEL_LOADERS.get(entry["class_type"], (None, ""))
+        model_name = entry["inputs"].get(widget)
+        if role is None or not isinstance(model_name, str) or str(node) not in graph.vaes(loader):
+            continue
+        model = where(role, model_name)
+        if model is not None:
             found = await asyncio.to_thread(_mismatch, model, state(model), vae, state(vae))
             if found is not None:
                 return found
