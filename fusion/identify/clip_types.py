@@ -41,6 +41,7 @@ BESIDE: Mapping[Any, tuple[str, str]] = {
     TE.BYT5_SMALL_GLYPH: ("ByT5", "Qwen2.5-VL 7B (HunyuanImage, HunyuanVideo 1.5)"),
     TE.JINA_CLIP_2: ("Jina CLIP 2", "Gemma 3 4B (NewBie)"),
 }
+FOR_WAN = "UMT5-XXL, such as umt5_xxl_fp8_e4m3fn_scaled.safetensors"  # beside which T5-XXL is easily mistaken
 # Where Qwen3-VL's authors have its layers, and where stock's networks have them.
 LAYERS = {"model.language_model.": "model."}
 
@@ -52,18 +53,21 @@ def kind_of(info: CheckpointInfo, wanted: str) -> Any:
     if model in BESIDE:
         own, other = BESIDE[model]
         raise WrongFile(f"{path} is {own}, which reads prompts beside {other} alone: choose that file as well.")
+    told = family.kind(info.header) if family is not None and family.kind is not None else None
+    if wanted == Kind.WAN.name.lower() and model is TE.T5_XXL and told != Kind.WAN.name:
+        raise WrongFile(f"{path} is T5-XXL, and Wan reads another encoder: choose {FOR_WAN}.")
     if wanted != AUTO:
         found = getattr(Kind, wanted.upper(), None)
         if found is None:
             raise WrongFile(f"{path}: ComfyUI has no text encoder type {wanted!r} for a single file.")
         return found
-    told = family.kind(info.header) if family is not None and family.kind is not None else None
     if told is not None:
         return getattr(Kind, told)
     several = SEVERAL.get(model)
     if several is not None:
         raise WrongFile(
             f"{path} serves several models, and the file does not tell which: choose a type ({choices_of(several)})."
+            + (f" For Wan choose {FOR_WAN} instead." if model is TE.T5_XXL else "")
         )
     return Kind.STABLE_DIFFUSION
 

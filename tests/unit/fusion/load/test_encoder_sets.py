@@ -174,6 +174,17 @@ def test_a_fault_is_said_of_the_file_that_has_it(
         loaded(paths, budget=budget, sizes=written(folder, "clip_l", "t5xxl"))
 
 
+@BUDGETS
+@pytest.mark.parametrize(
+    ("kind", "told"), [("wan", "Wan reads another encoder: choose UMT5-XXL"), ("auto", "For Wan choose UMT5-XXL")]
+)
+def test_t5_in_a_graph_of_wan_is_named(folder: Path, kind: str, told: str, budget: float) -> None:
+    """Its vocabulary is another one: it would be called damaged."""
+    (t5,) = written(folder, "t5xxl")
+    with pytest.raises(WrongFile, match=rf"{t5.name} .*{told}"):
+        fusion.load_text_encoder(str(t5), [], OFF, budget, kind)
+
+
 # ------------------------------------------------------------------------------------------------------- other formats
 
 
