@@ -244,7 +244,7 @@ class VAELoader(Loader):
         declare.LOADERS,
         f"Loads a VAE: {declare.fused(Role.VAE)}'s with fused kernels, every other as ComfyUI does. "
         "Use it in place of Load VAE.",
-aliases=["wan vae", "load vae", *FOUND_BY],
+        aliases=["wan vae", "load vae", *FOUND_BY],
         hidden=[io.Hidden.unique_id],  # by which it finds the models of its graph
         outputs=[io.Vae.Output(tooltip="A stock VAE, for VAE Encode, VAE Decode and the Wan image-to-video nodes.")],
     )
