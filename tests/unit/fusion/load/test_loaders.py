@@ -184,7 +184,7 @@ def test_names_alone_tell_the_kind() -> None:
     assert family_of(header_of({})) is None and elsewhere([]) is None
     assert family_of(header_of({"head.modulation": none, "blocks.0.self_attn.q.weight": none})) is WAN_FAMILY
     place = elsewhere(["blocks.0.self_attn.q.lora_A.weight", "blocks.0.self_attn.q.lora_B.weight"])
-    assert place is not None and "LoRA" in place
+    assert place is not None and "LoRA" in place[0] and place[1] == "loras"
 
 
 def test_an_unreadable_file_is_named(folder: Path, tmp_path: Path) -> None:
