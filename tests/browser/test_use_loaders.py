@@ -150,9 +150,10 @@ def test_all_of_a_node_stays_and_one_undo_takes_it_back(front: FrontEnd, scene: 
     front.choose_in_menu(OURS)
     assert said(front, "success") == ["Swapped: 3. Undo takes it back."]
     defaults = {"kernels": "auto", "precision": "precise", "quality": "auto"}
+    others = dict.fromkeys(("second_file", "third_file", "fourth_file"), "none")
     swapped = {
         MODEL: {"model_name": UNET_FILE, **defaults, "vram_budget": -1},
-        TEXT: {"text_encoder_name": CLIP_FILE, **defaults, "vram_budget": -1, "type": "wan"},
+        TEXT: {"text_encoder_name": CLIP_FILE, **defaults, "vram_budget": -1, "type": "wan", **others},
         VAE: {"vae_name": VAE_FILE, **defaults},
     }
     assert loaders(front) == swapped
