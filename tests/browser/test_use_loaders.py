@@ -327,6 +327,7 @@ def test_what_would_be_covered_makes_room(front: FrontEnd) -> None:
             noted()
         }"""
     )
+    front.page.wait_for_timeout(500)  # on the canvas, nodes and groups have their places when they are drawn
     before = front.page.evaluate(TOLD)[0]
     assert before["groups"] == [["Models", ["1", "2", "3"]], ["Size", ["4"]]]
     front.choose_in_menu(OURS)

@@ -113,7 +113,9 @@ function attempt(node, { theirs, ours, widgets }, toOurs) {
         }
         if (value !== undefined) there.value = value
     }
-    const height = LiteGraph.vueNodesMode ? ROW * (rowsOf(after.widgets) + 2) : after.computeSize()[1]
+    // An element is at least as high as the node would be on the canvas, where advanced widgets have rows too.
+    const onCanvas = after.computeSize()[1]
+    const height = LiteGraph.vueNodesMode ? Math.max(onCanvas, ROW * (rowsOf(after.widgets) + 2)) : onCanvas
     return { node: rewritten(node, after.serialize()), names, height }
 }
 
