@@ -110,14 +110,17 @@ def own_product(lab: Lab, m: int, n: int, k: int) -> Plan:
 # --------------------------------------------------------------------------------------------------- CSR, CSC and dense
 
 
-def in_graph(run: Callable[..., Any], inputs: Any) -> float:
-    once = seconds_of_one(run, inputs[0])
-    return once if once > LONG else device_seconds(run, inputs)
+def unless_long(by: Callable[..., float]) -> Callable[..., float]:
+    """The same way to time, but a few calls where one takes long."""
+
+    def seconds(run: Callable[..., Any], inputs: Any) -> float:
+        once = seconds_of_one(run, inputs[0])
+        return once if once > LONG else by(run, inputs)
+
+    return seconds
 
 
-def eager(run: Callable[..., Any], inputs: Any) -> float:
-    once = seconds_of_one(run, inputs[0])
-    return once if once > LONG else eager_seconds(run, inputs)
+in_graph, eager = unless_long(device_seconds), unless_long(eager_seconds)
 
 
 def large_case(m: int, n: int, k: int, share: float, predicted: Predicted) -> Case:

@@ -356,7 +356,8 @@ CLAIMS: tuple[tuple[str, str | Callable[[Figures], str]], ...] = (
     (
         "Code for compute capability 6.1",
         "Products and attention in bytes, by dp4a, and all passes over memory: predicted 16 to 21 s a step of 1.3B 480x832x81 "
-        "on a GTX 1080 Ti, where FP32 takes 77 to 94 s ([below](#pascal-in-bytes)). No such card was tried",
+        "on a GTX 1080 Ti, where FP32 takes 77 to 94 s (**its attention guessed**; [below](#pascal-in-bytes)). "
+        "No such card was tried",
     ),
 )
 
