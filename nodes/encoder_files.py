@@ -48,7 +48,7 @@ def paths_of(names: Sequence[str]) -> list[str]:
     for widget, name in zip(PLACES, names, strict=True):
         if name != NONE:
             path = where(widget, name)
-            found.append(path or folder_paths.get_full_path_or_raise(files.FOLDERS[Role.TEXT], name))
+            found.append(path or folder_paths.get_full_path_or_raise(Role.TEXT.folder, name))
     return found
 
 

@@ -145,7 +145,7 @@ def _model(graph: Graph, loader: str) -> Any:
     if isinstance(name, str):
         path = files.where(role, name)
     if path is None:
-        raise Unknown("noFile", file=str(name), folder=f"models/{files.FOLDERS[role]}")
+        raise Unknown("noFile", file=str(name), folder=f"models/{role.folder}")
     precision = declare.precision_of(inputs.get("quality", declare.BY_PRECISION), inputs.get("precision", "precise"))
     budget = float(graph.values.number(loader, "vram_budget", AUTO))
     user_files.apply()

@@ -27,7 +27,6 @@ from .graph import queued
 if TYPE_CHECKING:
     from ..fusion.load.checkpoint import Beside
 
-FOLDERS = {role: role.folder for role in Role}
 # Names of other packs' folders for GGUF files: stock's folders, and others that a user has named
 # so.
 GGUF_FOLDERS = {Role.DIFFUSION: "unet_gguf", Role.TEXT: "clip_gguf"}
@@ -54,7 +53,7 @@ def listed(role: Role) -> list[str]:
 
     For a model in several files the first, and for VAEs also the small ones made of two files.
     """
-    names = folder_paths.get_filename_list(FOLDERS[role])
+    names = folder_paths.get_filename_list(role.folder)
     if role is Role.VAE:
         return [*names, *_listed_in_halves()]
     if role not in GGUF_FOLDERS:
@@ -67,7 +66,7 @@ def path_of(role: Role, name: str) -> str:
     here = where(role, name)
     if here is not None:
         return here
-    path: str = folder_paths.get_full_path_or_raise(FOLDERS[role], name)
+    path: str = folder_paths.get_full_path_or_raise(role.folder, name)
     return path
 
 
@@ -86,7 +85,7 @@ def read_halves(name: str) -> tuple[Any, dict[str, int] | None]:
 def text_encoder_paths() -> tuple[str, ...]:
     """The paths of all the user's text encoders, because one may have what another lacks, such as a
     tokenizer."""
-    folder = FOLDERS[Role.TEXT]
+    folder = Role.TEXT.folder
     found = (folder_paths.get_full_path(folder, name) for name in folder_paths.get_filename_list(folder))
     return tuple(path for path in found if path is not None)
 
@@ -115,7 +114,7 @@ def _halves_named(name: str | None) -> tuple[str, str] | None:
 def _ggufs(role: Role) -> dict[str, str]:
     """Paths of GGUF files by name."""
     found: dict[str, str] = {}
-    keys = (key for key in (FOLDERS[role], GGUF_FOLDERS[role]) if key in folder_paths.folder_names_and_paths)
+    keys = (key for key in (role.folder, GGUF_FOLDERS[role]) if key in folder_paths.folder_names_and_paths)
     for folder in dict.fromkeys(folder for key in keys for folder in folder_paths.get_folder_paths(key)):
         for name in folder_paths.recursive_search(folder, excluded_dir_names=[".git"])[0]:
             part = gguf_split.NAME.fullmatch(name)
@@ -144,7 +143,7 @@ async def fault(role: Role, name: str | None) -> str | None:
     if path is None and halves_of(role, name) is not None:
         return None
     if path is None:
-        return f"{name} is not in models/{FOLDERS[role]} any more. Press R, and choose a file that is there."
+        return f"{name} is not in models/{role.folder} any more. Press R, and choose a file that is there."
     return await asyncio.to_thread(refused_by, _look_at, path, state(path), role)
 
 
@@ -209,7 +208,7 @@ def where(role: Role, name: str | None) -> str | None:
     """The path of the file with this name; None: there is none."""
     if name is None:
         return None
-    path: str | None = folder_paths.get_full_path(FOLDERS[role], name)
+    path: str | None = folder_paths.get_full_path(role.folder, name)
     if path is None and role in GGUF_FOLDERS and name.lower().endswith(GGUF):
         path = _ggufs(role).get(name)
     return path
@@ -221,14 +220,14 @@ def not_in_list(role: Role, name: str) -> str | None:
     names = listed(role)
     if name in names:
         return None
-    here = f"{name} is not in models/{FOLDERS[role]}"
+    here = f"{name} is not in models/{role.folder}"
     base = PurePosixPath(name.replace("\\", "/")).name
     moved = next((one for one in names if PurePosixPath(one.replace("\\", "/")).name == base), None)
     if moved is not None:
         return f"{here} any more: {moved} has its name. Choose that."
     other = next((one for one in Role if one is not role and name in listed(one)), None)
     if other is not None:
-        return f"{here}: it is in models/{FOLDERS[other]}. Move it, and press R."
+        return f"{here}: it is in models/{other.folder}. Move it, and press R."
     near = difflib.get_close_matches(name, names, MOST_ALIKE)
     alike = f" Names like it are {' and '.join(near)}." if near else ""
     return f"{here}: it was renamed or removed, or was never there.{alike} Choose another, or put it there and press R."

@@ -89,8 +89,9 @@ def rates_of(card: Card, who: str, width: int) -> tuple[Rates, Passes, Source] |
     if measured is not None:
         return *_measured(measured[STOCK if who == STOCK else "ours"], width), Source.CARD
     shares = known()["shares"].get(f"{card.capability[0]}.{card.capability[1]}")
-    is_told = "GeForce" in card.name or card.capability == PASCAL  # of others FP32 sums may run at full rate
-    if shares is None or not is_told or not card.has_tensor_cores or not card.clock * card.memory:
+    # GeForce alone, because the FP32 sums of others' tensor cores may run at full rate.
+    is_told = card.capability == PASCAL or ("GeForce" in card.name and card.has_tensor_cores)
+    if shares is None or not is_told or not card.clock * card.memory:
         return None
     return _predicted(card, who, shares), Passes(*known()["passes"][who]), Source.PREDICTED
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 # The loaders' names for the precisions of a `KernelPolicy`: the default first, then each permits
 # more than the one before.
 QUALITIES = {"auto": "auto", "Exact": "precise", "Balanced": "fast", "Fastest": "turbo"}
+IN_BYTES: Final = "turbo"  # what `auto` is on a card that is quick in bytes alone
 DRAFT = "Draft"  # Fastest with less work: `fusion/load/draft_quality.py`
 OF_MODELS = {DRAFT: QUALITIES["Fastest"]}  # further ones, of diffusion models alone
 

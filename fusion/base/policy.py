@@ -17,11 +17,9 @@ import comfy.model_management
 from ...gpu.nvidia import capability
 from ...kernels_cuda import LEDGER, KernelPolicy
 from ...kernels_cuda.binary.arch import has_tensor_cores
-from ...kernels_cuda.policy import Precision
-from .format import quality
+from .format import IN_BYTES, quality
 from .hooks import POLICY
 
-IN_BYTES: Precision = "turbo"  # what `auto` is on a card that is quick in bytes alone
 SAYS = (
     "This card multiplies FP16 at 1/64 of the rate of FP32, and bytes at four times that rate. So quality 'auto' computes "
     f"as '{quality(IN_BYTES)}' here: weights, queries, keys and values are rounded to 8 bits. 'Exact' leaves products and "

@@ -17,7 +17,7 @@ from ...kernels_cuda import (
 )
 from ...kernels_cuda.binary import arch, archive
 from ...kernels_cuda.build import matrix
-from ..base.format import counted, quality
+from ..base.format import IN_BYTES, counted, quality
 from .findings import ADVICE, STOPS
 
 GIB = 2**30
@@ -77,7 +77,7 @@ def card_class(name: str, capability: tuple[int, int]) -> str:
     best = next(variant for variant in arch.preference(capability) if variant in arch.VARIANTS)
     text = f"{number}: code for {best}, instruction class {arch.isa_class(best)}"
     if not arch.has_tensor_cores(capability):
-        return f"{text}, without tensor cores: quality auto computes in bytes, as '{quality('turbo')}'; FP16 and FP32 are torch's"
+        return f"{text}, without tensor cores: quality auto computes in bytes, as '{quality(IN_BYTES)}'; FP16 and FP32 are torch's"
     if capability == arch.OLDEST_WITH_TENSOR_CORES and any(word in name for word in NO_TENSOR_CORES):
         return (
             f"{ADVICE}{text}, but this series (GTX 16 and its kin) has no tensor cores, and ComfyUI computes in FP32 on it: "

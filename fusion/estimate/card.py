@@ -8,6 +8,8 @@ import torch
 
 from ...gpu import NoDriver, driver
 from ...gpu.cuda import CLOCK_KHZ, MEMORY_BUS_BITS, MEMORY_CLOCK_KHZ, MULTIPROCESSORS, CudaError
+from ...kernels_cuda.binary import arch
+from ...kernels_cuda.binary.arch import OLDEST_WITH_TENSOR_CORES
 from ..base.card_rates import Card
 from ..doctor.card import NO_TENSOR_CORES
 
@@ -21,7 +23,8 @@ def card_of(device: Any) -> Card | None:
         return None
     index = torch.cuda.current_device() if device.index is None else device.index
     name, capability = torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index)
-    has_tensor_cores = capability != (7, 5) or not any(word in name for word in NO_TENSOR_CORES)
+    lacks_them = capability == OLDEST_WITH_TENSOR_CORES and any(word in name for word in NO_TENSOR_CORES)
+    has_tensor_cores = arch.has_tensor_cores(capability) and not lacks_them
     try:
         count, clock, memory, bits = (
             driver().attribute(index, which)

@@ -17,7 +17,8 @@ from gguf_files import file_of as gguf_of
 
 import nodes
 from fusestream import checkpoints, fusion
-from fusestream.nodes import encoder_files, files
+from fusestream.fusion.base.family import Role
+from fusestream.nodes import encoder_files
 from fusestream.nodes.graph import queued
 from fusestream.nodes.loaders import TextEncoderLoader
 
@@ -30,7 +31,9 @@ NAMES = {"clip_l": "clip_l.safetensors", "t5xxl": "t5.safetensors", "wan_vae": "
 @pytest.fixture
 def models(tmp_path: Path, families_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The only folder of models: encoders, a file that is none, and a checkpoint of the name of one of them."""
-    known = {name: ([str(tmp_path / name)], folder_paths.supported_pt_extensions) for name in files.FOLDERS.values()}
+    known = {
+        name: ([str(tmp_path / name)], folder_paths.supported_pt_extensions) for name in (role.folder for role in Role)
+    }
     monkeypatch.setattr(folder_paths, "folder_names_and_paths", {**folder_paths.folder_names_and_paths, **known})
     monkeypatch.setattr(folder_paths, "filename_list_cache", {})
     for folder in ("text_encoders", "checkpoints"):

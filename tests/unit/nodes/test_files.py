@@ -33,7 +33,9 @@ LOADERS = {
 @pytest.fixture
 def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The only folder of models, with a file for each loader: its name is the role's, and there is nothing in it."""
-    known = {name: ([str(tmp_path / name)], folder_paths.supported_pt_extensions) for name in files.FOLDERS.values()}
+    known = {
+        name: ([str(tmp_path / name)], folder_paths.supported_pt_extensions) for name in (role.folder for role in Role)
+    }
     monkeypatch.setattr(folder_paths, "folder_names_and_paths", {**folder_paths.folder_names_and_paths, **known})
     monkeypatch.setattr(folder_paths, "filename_list_cache", {})
     for role in LOADERS:
@@ -52,7 +54,7 @@ def sound(models: Path, families_folder: Path) -> Path:
 
 
 def file_of(role: Role, models: Path) -> Path:
-    return models / files.FOLDERS[role] / f"{role.name}.safetensors"
+    return models / role.folder / f"{role.name}.safetensors"
 
 
 def asked(role: Role, name: str | None) -> bool | str:
@@ -80,7 +82,7 @@ def test_a_name_by_a_link_passes(role: Role) -> None:
 
 @pytest.mark.parametrize("role", Role)
 def test_a_name_that_is_not_listed_is_told_with_where_the_file_may_be(models: Path, role: Role) -> None:
-    folder = f"models/{files.FOLDERS[role]}"
+    folder = f"models/{role.folder}"
     assert asked(role, "x_1234.gguf") == (
         f"x_1234.gguf is not in {folder}: it was renamed or removed, or was never there. Choose another, or put it there and "
         "press R."
@@ -94,9 +96,7 @@ def test_a_name_that_is_not_listed_is_told_with_where_the_file_may_be(models: Pa
     assert asked(role, "x.safetensors") == told
     other = next(one for one in LOADERS if one is not role)
     name = file_of(other, models).name
-    assert (
-        asked(role, name) == f"{name} is not in {folder}: it is in models/{files.FOLDERS[other]}. Move it, and press R."
-    )
+    assert asked(role, name) == f"{name} is not in {folder}: it is in models/{other.folder}. Move it, and press R."
 
 
 def test_a_file_that_went_since_it_was_listed_is_refused(models: Path) -> None:
@@ -281,7 +281,7 @@ def test_a_gguf_file_is_looked_at_before_it_is_queued(models: Path) -> None:
 
 @pytest.mark.parametrize("role", [Role.DIFFUSION, Role.TEXT])
 def test_a_gguf_file_is_not_queued_for_stock(models: Path, role: Role) -> None:
-    name = gguf(models / files.FOLDERS[role] / "x.gguf").name
+    name = gguf(models / role.folder / "x.gguf").name
     loader, widget, _ = LOADERS[role]
     for budget, refused in ((0.0, True), (0, True), (-1.0, False), (2.0, False), (["7", 0], False)):
         entry = {"class_type": loader.GET_SCHEMA().node_id, "inputs": {widget: name, "vram_budget": budget}}

@@ -22,7 +22,7 @@ from fusestream.fusion.estimate.plan import estimate
 from fusestream.fusion.fused.quality import policy_words
 from fusestream.kernels_cuda import LEDGER, KernelPolicy
 
-GTX_1080_TI = Card("NVIDIA GeForce GTX 1080 Ti", (6, 1), 28, 1.582e9, 484e9)
+GTX_1080_TI = Card("NVIDIA GeForce GTX 1080 Ti", (6, 1), 28, 1.582e9, 484e9, has_tensor_cores=False)
 VIDEO = (1, 16, 21, 60, 104)  # latents of 480x832x81
 
 

@@ -303,4 +303,4 @@ def asked(name: str) -> bool | str:
 
 
 def test_its_list_is_of_checkpoints_alone() -> None:
-    assert files.FOLDERS[Role.CHECKPOINT] == "checkpoints" and Role.CHECKPOINT not in files.GGUF_FOLDERS
+    assert Role.CHECKPOINT.folder == "checkpoints" and Role.CHECKPOINT not in files.GGUF_FOLDERS
