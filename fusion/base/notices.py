@@ -1,5 +1,5 @@
 """Notices that a user should read although the run goes on: written to the log, and passed to
-listeners such as the page.
+listeners such as the page. A sentence is shown as a toast, a line on the node that runs.
 
 An error ends a run and explains itself; mere facts, such as the kernels that served, are in the
 report.
@@ -13,7 +13,8 @@ from collections.abc import Callable
 log = logging.getLogger("fusestream")
 
 Listener = Callable[[str], None]
-_listeners: list[Listener] = []
+_listeners: list[Listener] = []  # of sentences
+_writers: list[Listener] = []  # of lines on a node
 _run: str | None = None  # the run of the sentences in `_said`
 _said: set[str] = set()
 
@@ -34,15 +35,24 @@ def warn(sentence: str) -> None:
         _tell(listener, sentence)
 
 
-def listen(listener: Listener) -> None:
-    """Call this listener for every sentence from now on. Repeated calls do no harm."""
+def write(line: str) -> None:
+    """Write a line on the node that runs. It is for the page alone; the log has it from the caller."""
+    for writer in _writers:
+        _tell(writer, line)
+
+
+def listen(listener: Listener, writer: Listener | None = None) -> None:
+    """Call this listener for every sentence, and this writer for every line, from now on. Repeated
+    calls do no harm."""
     if listener not in _listeners:
         _listeners.append(listener)
+    if writer is not None and writer not in _writers:
+        _writers.append(writer)
 
 
-def _tell(listener: Listener, sentence: str) -> None:
+def _tell(listener: Listener, words: str) -> None:
     try:
-        listener(sentence)
+        listener(words)
     except Exception:  # showing it is not worth a failed run
         log.warning("this could not be shown", exc_info=True)
 

@@ -18,14 +18,15 @@ from ..compatibility import streaming
 from ..compatibility.aside import step_aside
 from ..fused import input_activation
 from ..identify.checkpoint_info import CheckpointInfo
-from ..patcher import saving
+from ..patcher import lora_fit, saving
 from ..patcher.streaming_patcher import attach
 from ..stream.block_stream import BlockStream
 from .request import Load, LoadRequest
 
 
 def prepare(request: LoadRequest) -> None:
-    """Start unpacking the kernels, so that they are ready when the model is loaded."""
+    """Before a model is loaded: start unpacking the kernels, and let LoRAs that do not fit it be told."""
+    lora_fit.attach()
     if request.kernels.default != "off":
         unpack_soon(comfy.model_management.get_torch_device())
 

@@ -5,19 +5,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from ..base import notices
 from ..base.format import counted
 from ..weights.storage import stored
 
 log = logging.getLogger("fusestream")
-Listener = Callable[[str], None]
-_listeners: list[Listener] = []
 _is_asked_for = ContextVar("_is_asked_for", default=True)
 
 
@@ -70,7 +69,7 @@ def memory_of(device: torch.device) -> float | None:
 
 @contextlib.contextmanager
 def untold() -> Iterator[None]:
-    """Keep texts that no user asked for from log and listeners."""
+    """Keep texts that no user asked for from log and page."""
     token = _is_asked_for.set(False)
     try:
         yield
@@ -79,23 +78,8 @@ def untold() -> Iterator[None]:
 
 
 def tell(pace: Pace) -> None:
-    """Tell the log and all listeners."""
-    if not _is_asked_for.get():
-        return
-    words = pace.words()
-    log.info("%s", words)
-    for listener in _listeners:
-        _tell(listener, words)
-
-
-def _tell(listener: Listener, words: str) -> None:
-    try:
-        listener(words)
-    except Exception:  # showing it is not worth a failed run
-        log.warning("this could not be shown", exc_info=True)
-
-
-def listen(listener: Listener) -> None:
-    """Call this listener for every text from now on. Repeated calls do no harm."""
-    if listener not in _listeners:
-        _listeners.append(listener)
+    """Tell the log, and the node that asked for the text."""
+    if _is_asked_for.get():
+        words = pace.words()
+        log.info("%s", words)
+        notices.write(words)

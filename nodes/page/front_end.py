@@ -1,7 +1,7 @@
 """The way from a node to the page that shows it. A graph may also be run without a server.
 
-The page shows a warning of `fusion` as a toast, because few users read the log. The node that asked
-for a text shows how fast it was written.
+The page shows a warning of `fusion` as a toast, because few users read the log, and lines such as a
+text's rate on the node that runs.
 """
 
 from __future__ import annotations
@@ -61,10 +61,8 @@ def running_node() -> str | None:
 def hear_notices() -> None:
     """Let `fusion` tell the page. Called by nodes that run; repeated calls do no harm."""
     from ...fusion.base import notices  # noqa: PLC0415 - the server starts without it
-    from ...fusion.text import token_rate  # noqa: PLC0415
 
-    notices.listen(_show)
-    token_rate.listen(_write_on_the_running_node)
+    notices.listen(_show, _write_on_the_running_node)
 
 
 def _show(sentence: str) -> None:

@@ -18,6 +18,7 @@ SENTENCE = "This model does not look at the image. Load one for image to video."
 @pytest.fixture(autouse=True)
 def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notices, "_listeners", [])
+    monkeypatch.setattr(notices, "_writers", [])
     monkeypatch.setattr(notices, "_said", set())
 
 
@@ -87,7 +88,6 @@ def test_the_pace_of_a_text_stands_on_the_node_that_asked(monkeypatch: pytest.Mo
         send_sync=lambda *given: told.append(given),
     )
     monkeypatch.setattr(front_end, "running_server", lambda: server)
-    monkeypatch.setattr(token_rate, "_listeners", [])
     front_end.hear_notices()
     front_end.hear_notices()
     with in_run("first"):
