@@ -10,14 +10,17 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 PACKAGES = ("bench", "checkpoints", "fusion", "gpu", "kernels_cuda", "memory", "nodes")
 MOST_WORKERS = 4  # of the tests: each holds a torch and a ComfyUI of its own
+TESTS_WRITE = 13 << 30  # bytes of model files that all tests have in the temporary folder at a time, and some more
 sys.path.insert(0, str(ROOT / "tools"))
 
 from bed import (  # noqa: E402 - the path above comes first
@@ -212,6 +215,7 @@ def linted(comfyui_folder: Path) -> tuple[int, str]:
 def tested(bed: Bed, env: dict[str, str], rest: list[str]) -> int:
     """The tests that pytest's arguments name; all, and what of the GPU tests is stale, where there are none."""
     if not rest:
+        require_room_for_tests()
         call(bed, "tests/gpu/run.py", "--stale")
         if not has_nvidia_gpu():  # which takes one test at a time
             steps.say("no NVIDIA GPU here: tests/gpu is left out")
@@ -219,6 +223,17 @@ def tested(bed: Bed, env: dict[str, str], rest: list[str]) -> int:
             rest = ["--ignore=tests/gpu", f"-n{workers}", "--dist=loadscope", "--no-loadscope-reorder"]
             env["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // workers))
     return call(bed, "-m", "pytest", *rest, env=env)
+
+
+def require_room_for_tests() -> None:
+    """Raises `SetupFailed` where the temporary folder is too full for all tests, whose errors would not say so."""
+    folder = tempfile.gettempdir()
+    free = shutil.disk_usage(folder).free
+    if free < TESTS_WRITE:
+        raise steps.SetupFailed(
+            f"All tests write {TESTS_WRITE >> 30} GiB of model files into {folder}, which has {free / 2**30:.1f} GiB left. "
+            "Make room there, or set TMPDIR to a folder on another disk."
+        )
 
 
 def most_workers() -> int:

@@ -1,8 +1,8 @@
 """A moving preview of a video: all of its latent frames, while ComfyUI's preview shows the first.
 
-ComfyUI's previewer decodes, by its *Live preview method*, and ComfyUI's message carries the result:
-one picture, which is saved as an animation. Nodes that are elements play it by themselves, nodes on
-the canvas by web/js/preview.js.
+ComfyUI's previewer decodes (`preview_method.py` says which), and ComfyUI's message carries the
+result: one picture, which is saved as an animation. Nodes that are elements play it by themselves,
+nodes on the canvas by web/js/preview.js.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from ...fusion.compatibility.aside import step_aside
-from . import user_files
+from . import preview_method, user_files
 from .front_end import running_server
+from .preview_method import Previewers
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -29,7 +31,7 @@ SHARE = 0.05  # the most of the time that decoding takes
 FRAME = 0.125  # seconds for which a latent frame is shown: Wan 2.1 at twice its speed
 LONGEST = 256  # pixels
 # Names in ComfyUI that these previews depend on.
-PARTS = ("get_previewer", "Latent2RGBPreviewer", "TAEHVPreviewerImpl")
+PARTS = ("get_previewer", "Latent2RGBPreviewer", "TAEHVPreviewerImpl", "LatentPreviewMethod", "args")
 
 log = logging.getLogger("fusestream.moving_preview")
 # A picture as ComfyUI's bar takes it: format, picture, the most pixels.
@@ -49,7 +51,10 @@ def attach() -> None:
     stocks = latent_preview.get_previewer
 
     def get_previewer(device: Any, latent_format: Any, *args: Any, **kwargs: Any) -> Any:
-        return moving(stocks(device, latent_format, *args, **kwargs), latent_format)
+        make = partial(stocks, device, latent_format, *args, **kwargs)
+        if latent_format not in _ours or not is_wanted():
+            return make()
+        return moving(preview_method.previewers(latent_preview, latent_format, make))
 
     latent_preview.get_previewer = get_previewer
 
@@ -71,13 +76,11 @@ def watch(patcher: Any) -> None:
         _ours.add(latent_format)
 
 
-def moving(previewer: Any, latent_format: Any) -> Any:
-    """A moving previewer if this one is ComfyUI's own for a model of ours, and it is wanted; else
-    this one."""
+def moving(found: Previewers) -> Any:
+    """A moving previewer if these are ComfyUI's own; else the one that there is."""
     from latent_preview import Latent2RGBPreviewer, TAEHVPreviewerImpl  # noqa: PLC0415
 
-    can = latent_format in _ours and type(previewer) in (Latent2RGBPreviewer, TAEHVPreviewerImpl)
-    return MovingPreviewer(previewer) if can and is_wanted() else previewer
+    return MovingPreviewer(found) if type(found.stocks) in (Latent2RGBPreviewer, TAEHVPreviewerImpl) else found.stocks
 
 
 def is_wanted() -> bool:
@@ -94,16 +97,17 @@ def is_wanted() -> bool:
 
 class MovingPreviewer:
     """The previewer of one sampling. Pictures, and videos after a failure, are left to ComfyUI's
-    previewer."""
+    previewer; where the user has asked for none, they have none."""
 
-    def __init__(self, stocks: Any, clock: Callable[[], float] = time.monotonic) -> None:
-        self._stocks, self._clock = stocks, clock
+    def __init__(self, found: Previewers, clock: Callable[[], float] = time.monotonic) -> None:
+        self._found, self._clock = found, clock
+        self._makes = found.stocks
         self._next = -math.inf
-        self._broken = False
+        self._is_begun = self._broken = False
 
     def __getattr__(self, name: str) -> Any:
         # Packs that make previews ask for its decoder or its factors.
-        return getattr(self._stocks, name)
+        return getattr(self._makes, name)
 
     def decode_latent_to_preview_image(self, preview_format: str, x0: Tensor) -> Shown | None:
         """A preview of x0 [1, c, t, h, w]; None: keep the one that is shown."""
@@ -115,14 +119,24 @@ class MovingPreviewer:
             except Exception:  # a preview is not worth a failed run
                 self._broken = True
                 log.warning("the preview does not move in this run", exc_info=True)
-        shown: Shown = self._stocks.decode_latent_to_preview_image(preview_format, x0)
+        if self._found.for_videos:
+            return None
+        shown: Shown = self._found.stocks.decode_latent_to_preview_image(preview_format, x0)
         return shown
 
     def _made(self, x0: Tensor) -> Shown:
-        frames, took = frames_of(self._stocks, x0, self._clock)
+        if not self._is_begun:  # the weights are where they stay: what is free now is free
+            self._is_begun = True
+            self._makes = self._tiny(x0) or self._makes
+        frames, took = frames_of(self._makes, x0, self._clock)
         now = self._clock()
         self._next = now + max(EVERY, took / SHARE)
         return "WEBP", animation(frames, int(now / FRAME) % len(frames)), None
+
+    def _tiny(self, x0: Tensor) -> Any:
+        """The previewer by a tiny decoder, where there is one and memory is free for it."""
+        made = None if self._found.tiny is None else self._found.tiny()
+        return made if made is not None and preview_method.has_room(made.taesd, x0) else None
 
 
 def frames_of(stocks: Any, x0: Tensor, clock: Callable[[], float]) -> tuple[list[Image], float]:

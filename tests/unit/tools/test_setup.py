@@ -245,3 +245,13 @@ def test_a_wrong_comfyui_path_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setenv("COMFYUI_PATH", str(tmp_path))
     with pytest.raises(steps.SetupFailed, match=r"COMFYUI_PATH is .*, where no ComfyUI is"):
         comfyui.find_or_fetch(bed)
+
+
+def test_too_little_room_for_all_tests_is_told_before_they_run(tmp_path: Path) -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", "import dev; dev.TESTS_WRITE = 1 << 60; dev.require_room_for_tests()"],
+        cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, "TMPDIR": str(tmp_path)},
+    )  # fmt: skip
+    assert told.returncode == 1
+    said = told.stderr.strip().splitlines()[-1]
+    assert f"GiB of model files into {tmp_path}, which has" in said and "set TMPDIR to a folder on another disk" in said

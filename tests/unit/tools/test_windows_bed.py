@@ -156,3 +156,12 @@ def test_a_program_is_run_with_pipes(
     assert wine.run(home, ["-m", "pytest"], {"OURS": "yes"}) == 7
     said = capfdbinary.readouterr().out.decode()
     assert said == f"{home / 'prefix'}|yes|w:\\bed\\python\\python.exe -m pytest\nproblem\n"
+
+
+def test_what_killed_runs_left_in_windows_temporary_folder_goes(tmp_path: Path) -> None:
+    temp = tmp_path / "prefix" / "drive_c" / "users" / "me" / "Temp"
+    (temp / "pytest-of-me" / "pytest-1").mkdir(parents=True)
+    (temp / "one.tmp").touch()
+    windows.empty_temp(tmp_path)
+    assert temp.is_dir() and not any(temp.iterdir())
+    windows.empty_temp(tmp_path / "not made yet")

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,6 +31,7 @@ LONGEST_TEST = 300  # seconds, after which pytest tells where each thread is, an
 def run_tests(bed: Bed, comfyui: Path, env: dict[str, str], rest: Sequence[str]) -> int:
     """Pytest's exit code. env: the tests' variables, of which ours come before; rest: pytest's arguments."""
     home = python.made(bed, comfyui)
+    empty_temp(home)
     are_named = any((ROOT / word.partition("::")[0]).exists() for word in rest)
     steps.say(f"Windows' Python {python.VERSION} under Wine; {len(LEFT_OUT)} tests and files are left out by name")
     command = [
@@ -45,6 +47,15 @@ def run_tests(bed: Bed, comfyui: Path, env: dict[str, str], rest: Sequence[str])
         **{name: wine.path_of(home, folder) for name, folder in made_beside(home, comfyui).items()},
     }
     return wine.run(home, command, variables)
+
+
+def empty_temp(home: Path) -> None:
+    """Remove what runs that were killed have left in Windows' temporary folder: gigabytes of model files."""
+    for left in (home / "prefix" / "drive_c" / "users").glob("*/Temp/*"):
+        if left.is_dir() and not left.is_symlink():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink(missing_ok=True)
 
 
 def made_beside(home: Path, comfyui: Path) -> dict[str, Path]:

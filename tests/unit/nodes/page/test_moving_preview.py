@@ -5,18 +5,25 @@ from __future__ import annotations
 import io
 import itertools
 import logging
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import comfy.latent_formats
+import folder_paths
 import latent_preview
 import pytest
 import torch
+from comfy.taesd.taehv import TAEHV
 from PIL import Image
+from safetensors.torch import save_file
 
-from fusestream.nodes.page import moving_preview
+from fusestream.nodes.page import moving_preview, preview_method
 from fusestream.nodes.page.moving_preview import MovingPreviewer
+from fusestream.nodes.page.preview_method import Previewers
 
+METHODS = latent_preview.LatentPreviewMethod
 FORMATS = [comfy.latent_formats.Wan21, comfy.latent_formats.Wan22]
 CPU = torch.device("cpu")
 
@@ -24,7 +31,20 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moving_preview, "is_wanted", lambda: True)
-    monkeypatch.setattr(latent_preview.args, "preview_method", latent_preview.LatentPreviewMethod.Latent2RGB)
+    monkeypatch.setattr(latent_preview, "get_previewer", latent_preview.get_previewer)
+    moving_preview.attach()
+    monkeypatch.setattr(latent_preview.args, "preview_method", METHODS.Latent2RGB)
+
+
+@pytest.fixture
+def decoder_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """A tiny decoder of random weights, under the name that ComfyUI looks for: its class."""
+    torch.manual_seed(0)
+    weights = {name: torch.randn_like(one) * 0.05 for name, one in TAEHV(latent_channels=16).state_dict().items()}
+    save_file(weights, tmp_path / "lighttaew2_1.safetensors")
+    monkeypatch.setitem(folder_paths.folder_names_and_paths, "vae_approx", ([str(tmp_path)], {".safetensors"}))
+    monkeypatch.setattr(folder_paths, "filename_list_cache", {})
+    return latent_preview.TAEHVPreviewerImpl
 
 
 def latents(form: Any, frames: int = 5) -> torch.Tensor:
@@ -34,7 +54,7 @@ def latents(form: Any, frames: int = 5) -> torch.Tensor:
 def ours(form: Any) -> Any:
     """A previewer as ComfyUI hands it out for a model of ours."""
     moving_preview.watch(SimpleNamespace(model=SimpleNamespace(latent_format=form)))
-    return moving_preview.moving(latent_preview.get_previewer(CPU, form), form)
+    return latent_preview.get_previewer(CPU, form)
 
 
 def saved(picture: Any) -> Image.Image:
@@ -78,7 +98,7 @@ def test_it_goes_on_where_the_one_before_has_come_to() -> None:
     now = [0.0]
     form = comfy.latent_formats.Wan21()
     stocks = latent_preview.get_previewer(CPU, form)
-    previewer = MovingPreviewer(stocks, lambda: now[0])
+    previewer = MovingPreviewer(Previewers(stocks), lambda: now[0])
     x0 = latents(form)
     frames = [frame.tobytes() for frame in moving_preview.frames_of(stocks, x0, lambda: 0.0)[0]]
     # 2 and 8 frames of 0.125 s after the beginning, of 5 in turn; half a second is between two of them.
@@ -100,7 +120,7 @@ def test_a_decoder_takes_a_twentieth_of_the_time_at_most() -> None:
 
     x0 = torch.zeros(2, 16, 5, 2, 2)
     x0[:, :] = torch.arange(5.0)[:, None, None]
-    previewer = MovingPreviewer(Slow(), lambda: now[0])
+    previewer = MovingPreviewer(Previewers(Slow()), lambda: now[0])
     assert previewer.decode_latent_to_preview_image("JPEG", x0) is not None
     assert now[0] == 154
     for later, is_shown in ((253.9, False), (254.1, True)):  # five seconds, twenty times
@@ -108,52 +128,68 @@ def test_a_decoder_takes_a_twentieth_of_the_time_at_most() -> None:
         assert (previewer.decode_latent_to_preview_image("JPEG", x0) is not None) == is_shown
 
 
+@pytest.mark.usefixtures("decoder_there")
 def test_the_video_decoder_of_vae_approx_makes_each_frame(monkeypatch: pytest.MonkeyPatch) -> None:
     """As ComfyUI calls it, on random weights."""
-    import comfy.sd
-    import comfy.taesd.taehv
-
-    torch.manual_seed(0)
-    weights = comfy.taesd.taehv.TAEHV(latent_channels=16).state_dict()
-    stocks = latent_preview.TAEHVPreviewerImpl(
-        comfy.sd.VAE({k: torch.randn_like(v) * 0.05 for k, v in weights.items()})
-    )
     form = comfy.latent_formats.Wan21()
-    monkeypatch.setattr(moving_preview, "_ours", {form})
+    monkeypatch.setattr(latent_preview.args, "preview_method", METHODS.TAESD)
+    stocks = latent_preview.get_previewer(CPU, form)
     x0 = latents(form, 3)
     frames, took = moving_preview.frames_of(stocks, x0, itertools.count().__next__)
     assert [frame.size for frame in frames] == [(80, 48)] * 3 and took == 1.5
     assert frames[0].tobytes() == stocks.decode_latent_to_preview(x0).tobytes() != frames[1].tobytes()
-    _, picture, _ = moving_preview.moving(stocks, form).decode_latent_to_preview_image("JPEG", x0)
+    _, picture, _ = ours(form).decode_latent_to_preview_image("JPEG", x0)
     assert saved(picture).n_frames == 3  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("method", [METHODS.NoPreviews, METHODS.Auto])
+def test_where_nobody_chose_a_decoder_it_is_the_tiny_one_if_memory_is_free(
+    monkeypatch: pytest.MonkeyPatch, decoder_there: Any, method: Any
+) -> None:
+    import comfy.model_management
+
+    form = comfy.latent_formats.Wan21()
+    monkeypatch.setattr(latent_preview.args, "preview_method", method)
+    for free, size in ((1 << 40, (80, 48)), (1 << 20, (10, 6))):  # the decoder's pixels, or a latent's
+        monkeypatch.setattr(comfy.model_management, "get_free_memory", lambda *_, free=free: free)
+        previewer = ours(form)
+        _, picture, _ = previewer.decode_latent_to_preview_image("JPEG", latents(form))
+        assert picture.size == size and saved(picture).n_frames == 5  # type: ignore[attr-defined]
+        assert isinstance(previewer._makes, decoder_there) == (size == (80, 48))
+    assert latent_preview.args.preview_method is method, "as it was"
+
+
+def test_a_video_moves_where_nobody_chose_and_nothing_else_has_a_preview(monkeypatch: pytest.MonkeyPatch) -> None:
+    form, other = comfy.latent_formats.Wan21(), comfy.latent_formats.Wan21()
+    running: dict[str, Any] = {}
+    server = SimpleNamespace(prompt_queue=SimpleNamespace(currently_running={7: (0, "id", {}, running, [])}))
+    monkeypatch.setattr(preview_method, "running_server", lambda: server)
+    monkeypatch.setattr(latent_preview.args, "preview_method", METHODS.NoPreviews)
+    for running["preview_method"] in ("default", ""):
+        previewer = ours(form)
+        assert saved(previewer.decode_latent_to_preview_image("JPEG", latents(form))[1]).n_frames == 5  # type: ignore[attr-defined]
+        assert previewer.decode_latent_to_preview_image("JPEG", latents(form, 1)) is None
+    assert latent_preview.get_previewer(CPU, other) is None, "another loader's model"
+    running["preview_method"] = "none"
+    assert ours(form) is None, "chosen by the user"
+    running.clear()
+    monkeypatch.setattr(sys, "argv", ["main.py", "--preview-method", "none"])
+    assert ours(form) is None, "chosen by who starts ComfyUI"
 
 
 def test_what_is_no_video_or_not_ours_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     form, other = comfy.latent_formats.Wan21(), comfy.latent_formats.Wan21()
     assert ours(form).decode_latent_to_preview_image("JPEG", latents(form, 1))[0] == "JPEG"
-    stocks = latent_preview.get_previewer(CPU, other)
-    assert moving_preview.moving(stocks, other) is stocks
-    assert moving_preview.moving(None, form) is None, "ComfyUI's method is none"
+    assert type(latent_preview.get_previewer(CPU, other)) is latent_preview.Latent2RGBPreviewer
 
     class AnotherPacks(latent_preview.Latent2RGBPreviewer):  # type: ignore[misc]
         pass
 
     theirs = AnotherPacks(form.latent_rgb_factors)
-    assert moving_preview.moving(theirs, form) is theirs
+    assert moving_preview.moving(Previewers(theirs)) is theirs
     assert ours(form).latent_rgb_factors.shape == (3, 16), "packs that wrap ours look for it"
     monkeypatch.setattr(moving_preview, "is_wanted", lambda: False)
     assert type(ours(form)) is latent_preview.Latent2RGBPreviewer
-
-
-def test_comfyui_asks_us_once_we_are_attached(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(latent_preview, "get_previewer", latent_preview.get_previewer)
-    moving_preview.attach()
-    form = comfy.latent_formats.Wan22()
-    assert type(latent_preview.get_previewer(CPU, form)) is latent_preview.Latent2RGBPreviewer
-    moving_preview.watch(SimpleNamespace(model=SimpleNamespace(latent_format=form)))
-    assert isinstance(latent_preview.get_previewer(CPU, form), MovingPreviewer)
-    monkeypatch.setattr(latent_preview.args, "preview_method", latent_preview.LatentPreviewMethod.NoPreviews)
-    assert latent_preview.get_previewer(CPU, form) is None
 
 
 def test_a_fault_costs_the_movement_alone(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
