@@ -70,7 +70,7 @@ ROOM = "fusestream_room"  # a method, its bytes to compute in: read by live/pict
 
 # Elsewhere.
 SAVES = "fusestream"  # stock's `save_torch_file`, on ours around it: patcher/saving.py
-FITS = "fusestream"  # stock's `load_lora`, on ours around it: patcher/lora_fit.py
+FITS = "fusestream"  # stock's `load_lora`, on ours around it: load/lora_fit.py
 INPUT_ACTIVATION = "fusestream"  # stock's `linear_input_act`, on ours: fused/input_activation.py
 KITCHEN_BACKEND = "fusestream"  # in comfy-kitchen's registry, for good: fused/kitchen_rope.py
 SPECIMEN_KIND = "fusestream_specimen"  # in stock's table: families/qwen3_vl/specimens.py; temporary

@@ -10,5 +10,6 @@ build.py         a network without its weights
 encoders.py      text encoders without their weights
 filling.py       the file's tensors in a network
 missing.py       whether every weight came
+lora_fit.py      whether a LoRA fits what was loaded
 other_policy.py  the same model under another kernel policy
 """

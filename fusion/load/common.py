@@ -18,9 +18,10 @@ from ..compatibility import streaming
 from ..compatibility.aside import step_aside
 from ..fused import input_activation
 from ..identify.checkpoint_info import CheckpointInfo
-from ..patcher import lora_fit, saving
+from ..patcher import saving
 from ..patcher.streaming_patcher import attach
 from ..stream.block_stream import BlockStream
+from . import lora_fit
 from .request import Load, LoadRequest
 
 

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
     from ...fusion.sampling.step_timer import Reading
 
-EVENT = "fusestream.meter"
+EVENT, LEFT = "fusestream.meter", "fusestream.left"
 EVERY = 0.25  # seconds between two messages of a kind
 
 log = logging.getLogger("fusestream.meter")
 Send = Callable[[dict[str, Any]], None]
-SendText = Callable[[str, str], None]
+SendText = Callable[[str, str, float | None], None]
 
 
 def watch(patcher: Any, hidden: Any) -> None:
@@ -51,11 +51,12 @@ def send(reading: dict[str, Any]) -> None:
     tell(EVENT, reading)
 
 
-def send_text(text: str, node: str) -> None:
-    """Send a text to the page that queued the prompt, unless its user has switched the meter
-    off."""
+def send_text(text: str, node: str, left: float | None) -> None:
+    """Send a text, and the seconds that are left, to the page that queued the prompt, unless its
+    user has switched the meter off."""
     if user_files.value(user_files.METER, True):
         write_on(node, text)
+        tell(LEFT, {"node": node, "seconds": left})
 
 
 class Meter:
@@ -117,7 +118,7 @@ class ProgressText:
             return
         self._since = now
         try:
-            self._send(running(reading), self._node)
+            self._send(running(reading), self._node, None if reading.is_over else reading.left)
         except Exception:
             self._broken = True  # a line of text is not worth a failed run
             log.warning("the progress text is off for this model", exc_info=True)

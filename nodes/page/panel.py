@@ -18,8 +18,11 @@ from .front_end import answered, running_server
 if TYPE_CHECKING:
     from aiohttp import web
 
+    from ...fusion.report import Report
+
 MODELS, RELEASE = "/fusestream/models", "/fusestream/models/release"
 REPORTS, PICTURE = "/fusestream/reports", "/fusestream/reports/{id}/picture"
+PAIR, PAIR_PICTURE = "/fusestream/reports/{id}/{other}", "/fusestream/reports/{id}/{other}/picture"
 EVENT = "fusestream.panel"  # a change of one of these
 THEMES = "dark", "light"
 
@@ -33,7 +36,8 @@ def attach() -> None:
         server.routes.get(MODELS)(models)
         server.routes.post(RELEASE)(release)
         server.routes.get(REPORTS)(reports)
-        server.routes.get(PICTURE)(picture)
+        for path, answer in ((PICTURE, picture), (PAIR, pair), (PAIR_PICTURE, picture)):
+            server.routes.get(path)(answer)
         between_prompts.always(kept_reports.keep_those_of_the_prompt)
         between_prompts.always(tell)
 
@@ -80,18 +84,37 @@ async def reports(_request: web.Request) -> web.Response:
     return answered({"reports": found})
 
 
+async def pair(request: web.Request) -> web.Response:
+    """What differs between two reports, as text: the first is A, the second B. 404: one is gone."""
+    from ...fusion.report import compare_text  # noqa: PLC0415
+
+    found = _asked_for(request)
+    return _gone() if found is None else answered({"text": compare_text(*found)})
+
+
 async def picture(request: web.Request) -> web.Response:
-    """The picture of a report, as PNG. theme: dark or light."""
+    """The picture of a report, or of two side by side, as PNG. theme: dark or light."""
     from aiohttp import web  # noqa: PLC0415
 
     theme = request.query.get("theme", THEMES[0])
     if theme not in THEMES:
         return answered({"error": f"theme is one of {', '.join(THEMES)}."}, 400)
-    found = [one for one in kept_reports.kept() if str(one.id) == request.match_info["id"]]
-    if not found:
-        return answered({"error": "There is no such report any more."}, 404)
-    drawn = await asyncio.get_running_loop().run_in_executor(None, partial(_drawn, found[0].report, theme))
+    found = _asked_for(request)
+    if found is None:
+        return _gone()
+    drawn = await asyncio.get_running_loop().run_in_executor(None, partial(_drawn, found, theme))
     return web.Response(body=drawn, content_type="image/png")
+
+
+def _asked_for(request: web.Request) -> list[Report] | None:
+    """The reports that an address names; None: one is not kept any more."""
+    kept = {str(one.id): one.report for one in kept_reports.kept()}
+    names = request.match_info.values()
+    return [kept[name] for name in names] if all(name in kept for name in names) else None
+
+
+def _gone() -> web.Response:
+    return answered({"error": "There is no such report any more."}, 404)
 
 
 def _models() -> list[dict[str, Any]]:
@@ -118,9 +141,10 @@ def _release(id: int) -> str:
     return "released" if between_prompts.do(now) else "waiting"
 
 
-def _drawn(report: Any, theme: Any) -> bytes:
-    from ...fusion.report import draw  # noqa: PLC0415
+def _drawn(reports: list[Report], theme: Any) -> bytes:
+    from ...fusion.report import draw, draw_pair  # noqa: PLC0415
 
     written = BytesIO()
-    draw(report, theme).save(written, "PNG")
+    first, *others = reports
+    (draw_pair(first, others[0], theme) if others else draw(first, theme)).save(written, "PNG")
     return written.getvalue()

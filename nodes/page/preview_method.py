@@ -77,7 +77,7 @@ def has_room(decoder: Any, x0: Any) -> bool:
     needed = decoder.memory_used_decode(frame, decoder.vae_dtype) + memory.extra_reserved_memory()
     weights = 1.1 * decoder.patcher.model_size()
     free: float = memory.get_free_memory(decoder.device)
-    return max(needed, memory.minimum_inference_memory()) + weights <= free
+    return bool(max(needed, memory.minimum_inference_memory()) + weights <= free)
 
 
 def _asked() -> Any:

@@ -47,9 +47,10 @@ def previews(client: Client, workflow: Workflow, method: str) -> list[Any]:
     return found
 
 
-@pytest.mark.deep
-def test_it_is_all_latent_frames(client: Client, workflow: Workflow) -> None:
-    found = previews(client, workflow, "latent2rgb")
+@pytest.mark.deep("latent2rgb")
+@pytest.mark.parametrize("method", ["latent2rgb", "default"])
+def test_it_is_all_latent_frames_also_where_nobody_chose(client: Client, workflow: Workflow, method: str) -> None:
+    found = previews(client, workflow, method)
     assert found and {(one.format, one.n_frames) for one in found} == {("WEBP", LATENT_FRAMES)}
 
 
@@ -69,3 +70,5 @@ def test_other_loaders_models_keep_comfyuis_own(client: Client, workflow: Workfl
     inputs = {"unet_name": model["inputs"]["model_name"], "weight_dtype": "default"}
     model.update(class_type="UNETLoader", inputs=inputs)
     assert {one.format for one in previews(client, workflow, "latent2rgb")} == {"JPEG"}
+    tiny.node_of(workflow, "KSampler")["inputs"]["seed"] += 1
+    assert previews(client, workflow, "default") == []

@@ -29,6 +29,7 @@ const STYLE = `
 .fusestream-words { font-size: 11px; overflow-wrap: anywhere }
 .fusestream-bar { height: 6px; margin: 4px 0; background: var(--empty) }
 .fusestream-bar > div { height: 100% }
+.fusestream-overlay button { pointer-events: auto }
 `
 document.head.append(Object.assign(document.createElement("style"), { textContent: STYLE }))
 

@@ -4,8 +4,9 @@
 import { app } from "../../../scripts/app.js"
 import { api } from "../../../scripts/api.js"
 import { MENU_LABEL, showDoctor } from "./doctor.js"
-import { showReports, timeOf } from "./reports.js"
+import { asked, askedReports, showPair, showReports, timeOf } from "./reports.js"
 import { button } from "./text_box.js"
+import { onTimeLeft } from "./time_left.js"
 import { duration, gib } from "./units.js"
 import { translatedLabel, words } from "./words.js"
 
@@ -45,6 +46,8 @@ class Panel {
         this.element = made(parent, "div")
         this.element.className = "fusestream-panel fusestream-buttoned"
         made(this.element, "h2", "FuseStream")
+        const left = made(this.element, "p")
+        this.end = onTimeLeft(told => { left.textContent = told; left.hidden = !told })
         made(this.element, "h3", words("inMemory"))
         this.models = made(this.element, "ul")
         this.items = new Map() // of each model in it
@@ -54,7 +57,9 @@ class Panel {
         this.said.setAttribute("role", "status")
         made(this.element, "h3", words("lastRuns"))
         this.runs = made(this.element, "ul")
-        this.show = button(this.element, words("sideBySide"), () => showReports(this.reports))
+        const buttons = made(this.element, "div")
+        this.compare = button(buttons, words("compareWithLast"), () => showPair(this.before, this.reports[0]))
+        this.show = button(buttons, words("sideBySide"), () => showReports(this.reports))
         made(this.element, "h3", words("thisMachine"))
         button(this.element, translatedLabel(MENU_LABEL), showDoctor)
         this.reports = []
@@ -86,7 +91,7 @@ class Panel {
         this.again = false
         this.last = performance.now()
         try {
-            const [{ models }, { reports }] = await Promise.all([asked("/fusestream/models"), asked("/fusestream/reports")])
+            const [{ models }, reports] = await Promise.all([asked("/fusestream/models"), askedReports()])
             this.#showModels(models)
             this.#showRuns(reports)
         } catch (error) {
@@ -126,6 +131,8 @@ class Panel {
             if (seconds) made(item, "p", words("aPass", { seconds: duration(seconds), percent: Math.round((100 * stall) / seconds) }))
         }
         if (!reports.length) made(this.runs, "p", words("noRuns"))
+        this.before = reports.slice(1).find(one => one.title === reports[0].title)
+        this.compare.hidden = !this.before
         this.show.hidden = !reports.length
     }
 
@@ -157,12 +164,6 @@ function describe(item, model) {
     one.setAttribute("aria-label", `${one.textContent} ${model.name}`)
 }
 
-async function asked(path) {
-    const answer = await api.fetchApi(path, { cache: "no-store" })
-    if (!answer.ok) throw new Error(`${answer.status} ${answer.statusText}`)
-    return answer.json()
-}
-
 let open // the panel, while it is
 
 app.registerExtension({
@@ -172,11 +173,13 @@ app.registerExtension({
             id: "fusestream", icon: "pi pi-bolt", title: "FuseStream", tooltip: "FuseStream", type: "custom",
             render(parent) {
                 if (open?.element.parentElement === parent) return // the front end says so again and again
+                open?.end()
                 parent.style.height = "100%"
                 open = new Panel(parent)
                 open.look()
             },
             destroy() {
+                open?.end()
                 open = undefined
             },
         })

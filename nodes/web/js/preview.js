@@ -40,7 +40,7 @@ app.registerExtension({
         {
             id: SETTING,
             name: "Previews of videos move",
-            tooltip: "While a model of a FuseStream loader samples a video: all of its frames, where ComfyUI shows the first. There are previews if ComfyUI's Live preview method is latent2rgb, taesd or auto. Holds from the next run on.",
+            tooltip: "While a model of a FuseStream loader samples a video: all of its frames, where ComfyUI shows the first, and also where its Live preview method is left at default. Choose none there for no preview. Holds from the next run on.",
             category: ["FuseStream", "Preview", "Moving"],
             type: "boolean",
             defaultValue: true,

@@ -1,4 +1,5 @@
-// The reports of the last runs side by side, as a FuseStream Report node shows each: its picture and its text.
+// The reports of the last runs side by side, as a FuseStream Report node shows each: its picture and its text. Two of them as
+// FuseStream Compare does: both pictures, and what differs.
 
 import { api } from "../../../scripts/api.js"
 import { openDialog } from "./dialog.js"
@@ -6,6 +7,7 @@ import { TextBox } from "./text_box.js"
 import { isDark } from "./theme.js"
 import { words } from "./words.js"
 
+const PATH = "/fusestream/reports"
 const LEAST = 420 // a report's width; where not all have room, they scroll
 const STYLE = `
 .fusestream-reports { flex: 1; min-height: 0; display: grid; grid-auto-flow: column; grid-auto-columns: minmax(${LEAST}px, 1fr); gap: 12px; overflow-x: auto }
@@ -19,22 +21,43 @@ document.head.append(Object.assign(document.createElement("style"), { textConten
 /** When a report was made, in the user's way to write it. */
 export const timeOf = report => new Date(report.when * 1000).toLocaleTimeString()
 
+/** An answer of the server's that is not kept. */
+export async function asked(path) {
+    const answer = await api.fetchApi(path, { cache: "no-store" })
+    if (!answer.ok) throw new Error(`${answer.status} ${answer.statusText}`)
+    return answer.json()
+}
+
+/** The last runs' reports, the newest first. */
+export const askedReports = async () => (await asked(PATH)).reports
+
 export function showReports(reports) {
+    show(words("lastRuns"), reports.map(one => column(String(one.id), `${timeOf(one)} ${one.title}`, one.text)), reports.length)
+}
+
+/** Two reports: A is the earlier one. */
+export async function showPair(before, now) {
+    const { text } = await asked(`${PATH}/${before.id}/${now.id}`)
+    const title = `${now.title}: A ${timeOf(before)}, B ${timeOf(now)}`
+    show(words("compareWithLast"), [column(`${before.id}/${now.id}`, title, text)], 2)
+}
+
+function show(title, columns, widths) {
     const all = document.createElement("div"), buttons = document.createElement("div")
     all.className = "fusestream-reports"
     buttons.className = "fusestream-buttons"
-    for (const report of reports) all.append(column(report))
-    openDialog(words("lastRuns"), all, buttons).style.setProperty("--reports", reports.length)
+    all.append(...columns)
+    openDialog(title, all, buttons).style.setProperty("--reports", widths)
 }
 
-function column(report) {
+/** path: of the report, or of two. */
+function column(path, titled, text) {
     const section = document.createElement("section"), title = document.createElement("h3"), box = new TextBox()
-    const theme = isDark() ? "dark" : "light"
-    title.textContent = `${timeOf(report)} ${report.title}`
+    title.textContent = titled
     const picture = Object.assign(document.createElement("img"), {
-        src: api.apiURL(`/fusestream/reports/${report.id}/picture?theme=${theme}`), alt: title.textContent,
+        src: api.apiURL(`${PATH}/${path}/picture?theme=${isDark() ? "dark" : "light"}`), alt: titled,
     })
-    box.text = report.text
+    box.text = text
     section.append(title, picture, box.element)
     return section
 }

@@ -14,6 +14,7 @@ import torch
 
 from fusestream import checkpoints
 from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
+from fusestream.fusion.sampling.step_timer import Reading
 from fusestream.fusion.stream import segments
 from fusestream.nodes.page import meter
 
@@ -115,3 +116,21 @@ def test_only_streams_of_a_node_are_watched(stream: Any, tmp_path: Path) -> None
     assert isinstance(stream.watcher, meter.Meter)
     stream.watcher(0)  # without a server nobody is told
     stream.watcher = None
+
+
+def test_what_is_left_is_told_beside_the_words_until_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[Any] = []
+    sent: list[Any] = []
+    monkeypatch.setattr(meter, "write_on", lambda node, words: said.append((node, words)))
+    monkeypatch.setattr(meter, "tell", lambda event, told: sent.append((event, told)))
+    times = iter(range(100))
+    one = meter.ProgressText("7", meter.send_text, lambda: next(times))
+    for step, seconds, is_over in ((0, None, False), (1, 2.0, False), (4, 2.0, False), (4, 2.0, True)):
+        one(Reading(step, 4, seconds, 0.0, is_over))
+    assert [told for event, told in sent if event == meter.LEFT] == [
+        {"node": "7", "seconds": left} for left in (None, 6.0, 0.0, None)
+    ]
+    assert said[1] == ("7", "step 2 of 4, 2 s a step, 6 s left") and len(said) == len(sent) == 4
+    monkeypatch.setattr(meter.user_files, "value", lambda name, default: False)
+    one(Reading(1, 4, 2.0, 0.0))
+    assert len(said) == len(sent) == 4, "switched off"

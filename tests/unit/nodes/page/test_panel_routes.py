@@ -126,6 +126,8 @@ def test_the_addresses_are_the_servers(server: Server, monkeypatch: pytest.Monke
         ("POST", "/fusestream/models/release"),
         ("GET", "/fusestream/reports"),
         ("GET", "/fusestream/reports/{id}/picture"),
+        ("GET", "/fusestream/reports/{id}/{other}"),
+        ("GET", "/fusestream/reports/{id}/{other}/picture"),
     ]
     monkeypatch.setattr(panel, "running_server", lambda: None)
     monkeypatch.setattr(between_prompts, "running_server", lambda: None)
@@ -287,6 +289,22 @@ def test_a_picture_that_is_none_is_refused(server: Server, id: str, theme: str, 
     kept_reports.keep(report("model"))
     answer = get(panel.picture, query={"theme": theme}, match_info={"id": id})
     assert answer.status == status and told(answer)["error"]
+
+
+def test_two_reports_are_told_and_drawn_side_by_side(server: Server) -> None:
+    for name in ("before", "now"):
+        kept_reports.keep(report(name))
+    now, before = (str(one["id"]) for one in told(get(panel.reports))["reports"])
+    both = {"id": before, "other": now}
+    said = told(get(panel.pair, match_info=both))["text"]
+    assert said.startswith("A: before | kernels auto, precise\nB: now | ")
+    one = get(panel.picture, query={}, match_info={"id": now})
+    two = get(panel.picture, query={"theme": "light"}, match_info=both)
+    assert isinstance(one.body, bytes) and isinstance(two.body, bytes)
+    assert Image.open(BytesIO(two.body)).width == 2 * Image.open(BytesIO(one.body)).width
+    for answer in (panel.pair, panel.picture):
+        gone = get(answer, query={}, match_info={**both, "other": "0"})
+        assert gone.status == 404 and told(gone)["error"]
 
 
 def test_a_prompt_leaves_a_report_of_each_model_that_streamed(

@@ -28,7 +28,7 @@ from ..base.notices import warn, write
 from ..base.policy import policy_on
 from ..compatibility.aside import step_aside
 from ..identify.checkpoint_info import LORA_PART
-from .streaming_patcher import StreamingModelPatcher
+from ..patcher.streaming_patcher import StreamingModelPatcher
 
 # ComfyUI's functions that put a LoRA's tensors on a MODEL and a CLIP, either of which may be None.
 # The second leaves the weights as they are, and adds to what the layers return.

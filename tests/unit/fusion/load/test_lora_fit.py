@@ -14,8 +14,8 @@ import torch
 
 from fusestream import checkpoints, fusion
 from fusestream.fusion.base import notices
+from fusestream.fusion.load import lora_fit
 from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
-from fusestream.fusion.patcher import lora_fit
 from fusestream.kernels_cuda import KernelPolicy
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs")

@@ -1,0 +1,53 @@
+// A finished run can be compared with the last one of the same model: at its loader there is what a pass took then and now, and a
+// button to see both. It goes when it is closed, when something is run again, and when another workflow is opened.
+
+import { app } from "../../../scripts/app.js"
+import { api } from "../../../scripts/api.js"
+import { Overlays, line } from "./overlays.js"
+import { askedReports, showPair } from "./reports.js"
+import { button } from "./text_box.js"
+import { duration } from "./units.js"
+import { words } from "./words.js"
+
+const offers = new Overlays("fusestreamFinished", fill, show, { lasts: true })
+
+let loader // that said last how it goes, in the run of this page
+let newest = 0 // number of the newest report that has been seen
+
+function fill(element) {
+    const say = line(element), buttons = document.createElement("div")
+    buttons.className = "fusestream-buttons"
+    buttons.style.marginTop = "4px"
+    element.append(buttons)
+    return { say, buttons }
+}
+
+function show({ say, buttons }, { id, now, before }) {
+    say([words("aPassNow", { seconds: duration(now.seconds) }), words("aPassBefore", { seconds: duration(before.seconds) })])
+    buttons.replaceChildren()
+    button(buttons, words("compareWithLast"), () => showPair(before, now))
+    button(buttons, words("close"), () => offers.remove(id))
+}
+
+/** The newest report and the one before of the same model, if the newest is of the run that has just ended. */
+async function offer(id) {
+    const [now, ...others] = await askedReports()
+    const before = now && others.find(one => one.title === now.title)
+    if (now && now.id !== newest && before?.seconds && now.seconds) offers.hear(id, { id, now, before })
+    newest = now?.id ?? 0
+}
+
+app.registerExtension({
+    name: "FuseStream.Finished",
+    setup() {
+        api.addEventListener("fusestream.left", ({ detail }) => { loader = String(detail.node) })
+        // The server keeps a run's report after ComfyUI has said that it is over, and then says so.
+        api.addEventListener("fusestream.panel", () => {
+            const id = loader
+            loader = undefined
+            if (id) offer(id).catch(error => console.debug("FuseStream: no comparison", error)) // it is not worth a message
+        })
+        api.addEventListener("promptQueueing", () => offers.clear())
+    },
+    beforeConfigureGraph: () => offers.clear(),
+})
