@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 from bed import tiny
 from bed.client import Client, Rejected, Workflow
@@ -197,6 +198,34 @@ def test_an_image_for_a_model_of_text_is_told_to_the_page(
     assert run.error is None
     (notice,) = told
     assert notice["sentence"].startswith(f"{files[0].name} does not use the image")
+
+
+def test_a_lora_for_another_model_is_told_to_the_page_and_at_its_node(
+    server: Server, client: Client, workflow: Workflow, files: list[Path]
+) -> None:
+    folder = files[0].parents[1] / "loras"
+    folder.mkdir(exist_ok=True)
+    layer = "lora_unet_double_blocks_0_img_attn_proj"  # Flux'
+    save_file(
+        {f"{layer}.lora_{way}.weight": torch.ones(4, 4) for way in ("up", "down")}, folder / "of_flux.safetensors"
+    )
+    server.get("/object_info")
+    sampler = tiny.node_of(workflow, "KSampler")["inputs"]
+    inputs = {"model": sampler["model"], "lora_name": "of_flux.safetensors", "strength_model": 1.0}
+    workflow["lora"] = {"class_type": "LoraLoaderModelOnly", "inputs": inputs}
+    sampler.update(model=["lora", 0], seed=72)
+    told: list[dict[str, Any]] = []
+    said: list[tuple[str, str]] = []
+    run = client.run(
+        latents_only(workflow),
+        lambda kind, data: told.append(data) if kind == "fusestream.notice" else None,
+        progress_text=lambda node, words: said.append((node, words)),
+    )
+    assert run.error is None
+    [notice] = told
+    assert notice["node"] == "lora"
+    assert f"none of its 1 layer is in this model (the first is {layer})" in notice["sentence"]
+    assert ("lora", "LoRA: 0 of 1 layer fit") in said
 
 
 # ------------------------------------------------------------------------------------------------- a file that changed
