@@ -43,7 +43,8 @@ class Doctor(Node):
         is_output_node=True,
         outputs=[
             io.String.Output(
-                tooltip="The report as plain text, without folder names of yours. Connect it to Preview Any."
+                display_name="text",
+                tooltip="The report as plain text, without folder names of yours. Connect it to Preview Any.",
             )
         ],
     )
