@@ -21,7 +21,7 @@ from ..fidelity import long, steps
 from ..fidelity import table as fidelity
 from ..lab import table as lab
 from ..predicted.shipped import shipped_text
-from . import by_default, claims, groups, tables
+from . import by_default, claims, documents, figures, groups, tables
 from .charts import CHARTS, Chart
 from .chosen import CHOSEN_MODELS
 from .frontier import NAME as FRONTIER
@@ -121,7 +121,7 @@ def models_table(cards: Sequence[tuple[str, Results]]) -> str:
             card, row = max(measured, key=lambda one: one[1]["environment"]["date"])
             told = groups.cells(row)
             environments.append(row["environment"])
-            rows.append((name, claims.short_name(card), told.stock, told.ours, told.faster, told.peak))
+            rows.append((name, figures.short_name(card), told.stock, told.ours, told.faster, told.peak))
     if not rows:
         return ""
     one = of_all(environments)
@@ -173,7 +173,9 @@ def rendered_page(page: str) -> str:
 def rendered_claims(page: str) -> str:
     """docs/how-it-works: the claims beside figures, each of the card that most was measured on and that has it; steps left out."""
     left_out = f"![{TITLE}](images/{FRONTIER})\n\n{steps.table(steps.measured_before())}"
-    return filled(page, {"claims": [f"{claims.table(measured_cards())}\n"], "step cache": [left_out]})
+    return filled(
+        page, {"claims": [f"{claims.tables(measured_cards(), documents.DOCUMENTS)}\n"], "step cache": [left_out]}
+    )
 
 
 def rendered_lab(page: str) -> str:

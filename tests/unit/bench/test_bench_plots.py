@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from fusestream.bench.end_to_end.rows import all_rows
-from fusestream.bench.report import charts, claims, groups, pages
+from fusestream.bench.report import charts, claims, documents, groups, pages
+from fusestream.bench.report.figures import UNKNOWN, Cards
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -91,12 +92,12 @@ def test_plots_that_cannot_be_drawn_any_more_go(tmp_path: Path, monkeypatch: pyt
         folder.mkdir()
     monkeypatch.setattr(pages, "RESULTS", folders["results"])
     monkeypatch.setattr(pages, "IMAGES", folders["images"])
-    for name, block in (("README", "plot"), ("PAGE", "plots"), ("CLAIMS", "claims")):
+    for name, block in (("README", "plot"), ("PAGE", "plots"), ("CLAIMS", "claims"), ("LAB", "lab")):
         monkeypatch.setattr(pages, name, tmp_path / f"{name}.md")
         (tmp_path / f"{name}.md").write_text(f"<!-- {block}:begin -->\n<!-- {block}:end -->\n")
     file = folders["results"] / "nvidia-card.json"
     file.write_text(json.dumps(measured()))
-    assert len(pages.stale()) == 7
+    assert len(pages.stale()) == 8
     pages.write()
     assert pages.stale() == [] and len(list(folders["images"].iterdir())) == 4
     (folders["images"] / "bench-growth-nvidia-card.svg").write_text("<svg/>")
@@ -142,49 +143,72 @@ def test_every_group_has_a_table_with_its_misses() -> None:
 PER_FRAME = "Below 1.3 times SD 1.5's time per frame, on an RTX 2060 Super"
 
 
-def said(cards: claims.Cards) -> dict[str, str]:
-    return {claim: here for claim, here, _ in claims.claims(cards)}
+def told(cards: Cards) -> dict[str, claims.Told]:
+    return {one.claim: one for each in documents.DOCUMENTS.values() for one in claims.told(cards, each)}
 
 
 def test_a_figure_is_the_first_cards_that_has_it_and_figures_that_are_compared_are_one_cards() -> None:
     def model(name: str, stock: float, ours: float) -> dict[str, Any]:
         return {"name": name, "stock": {"s": stock}, "ours": {"s": ours}, "stock / ours": stock / ours, "free GiB": 8.0}
 
-    new = {"models": {"rows": [model(claims.SMALL, 3.0, 1.0), model(claims.LARGE, 60.0, 20.0)]}}
+    new = {"models": {"rows": [model(documents.SMALL, 3.0, 1.0), model(documents.LARGE, 60.0, 20.0)]}}
     old = {
         "models": {
-            "rows": [model(claims.SMALL, 1.6, 0.81), model(claims.MIDDLE, 8.0, 4.0), model(claims.PICTURE, 0.04, 0.008)]
+            "rows": [
+                model(documents.SMALL, 1.6, 0.81),
+                model(documents.MIDDLE, 8.0, 4.0),
+                model(documents.PICTURE, 0.04, 0.008),
+            ]
         }
     }
     cards = [("nvidia h100 80gb", new), ("nvidia h200", old)]
-    told = {claim: (here, on) for claim, here, on in claims.claims(cards)}
-    assert told["Wan, T5-XXL and the VAE in 8 GB of VRAM"][1] == "H100"
-    faster, on = told["Match or beat stock by fusion while weights stream"]
-    assert faster.startswith(f"2.00x for {claims.MIDDLE}, 3.00x for {claims.SMALL}") and on == "H200, H100"
-    assert told[PER_FRAME][0].startswith("1.25 times: ") and told[PER_FRAME][1] == "H200"
-    assert told["BF16 weights converted once and kept"][1] == ""
+    found = told(cards)
+    fits = found["Wan, T5-XXL and the VAE in 8 GB of VRAM"]
+    assert (fits.cards, fits.reached) == ("H100", "reached")
+    faster = found["Match or beat stock by fusion while weights stream"]
+    assert faster.here.startswith(f"2.00x for {documents.MIDDLE}, 3.00x for {documents.SMALL}")
+    assert (faster.cards, faster.reached) == ("H200, H100", UNKNOWN), "of the third nothing is measured"
+    assert found[PER_FRAME].here.startswith("1.25 times: ") and found[PER_FRAME].cards == "H200"
+    assert found["BF16 weights converted once and kept"].cards == ""
 
 
 def test_claims_are_held_against_what_is_there() -> None:
     results = json.loads((ROOT / "bench" / "results" / "nvidia-h200.json").read_text(encoding="utf-8"))
-    text = claims.table([("nvidia h200", results)])
-    large = next(row for row in results["models"]["rows"] if row["name"] == claims.LARGE)
-    assert f"{large['ours']['s']:.3g} s a step" in text and claims.UNKNOWN not in text
-    assert claims.UNKNOWN in claims.table([]) and claims.UNKNOWN in claims.table(
-        [("nvidia h200", {"kernels": results["kernels"]})]
+    text, *others = (
+        claims.tables(cards, documents.DOCUMENTS)
+        for cards in ([("nvidia h200", results)], [], [("nvidia h200", {"kernels": results["kernels"]})])
     )
-    assert claims.table([]).count("\n") == text.count("\n")
+    large = next(row for row in results["models"]["rows"] if row["name"] == documents.LARGE)
+    assert f"{large['ours']['s']:.3g} s a step" in text and UNKNOWN not in text
+    assert all(UNKNOWN in other and other.count("\n") == text.count("\n") for other in others)
+
+
+def test_what_is_not_reached_comes_first_and_follows_from_the_figures() -> None:
+    rows = [
+        {"op": "linear", "label": "Wan 14B 480x832x81, ffn in", "stock us": 50.0, "auto us": 10.0},
+        {"op": "linear", "label": "Wan 1.3B 480x832x81, ffn in", "stock us": 50.0, "auto us": 25.0},
+        {"op": "linear", "label": "Wan 14B 480x832x81, o with gate and residual", "stock us": 12.0, "auto us": 10.0},
+        {"op": "instance_norm", "label": "style net 1080p: 1x32x1080x1920 channels-first", "stock us": 9.0, "ours us": 1.0},
+    ]  # fmt: skip
+    inventory = documents.DOCUMENTS["StyleForge's inventory of kernels"]
+    found = claims.told([("nvidia h200", {"kernels": {"rows": rows}})], inventory)
+    assert [(one.claim.split()[0], one.reached) for one in found] == [
+        ("Attention", UNKNOWN), ("Attention", "missed"), ("Feed-forward", "in part"), ("Instance", "reached"),
+    ]  # fmt: skip
+    assert len(documents.DOCUMENTS) == 5
 
 
 def test_a_frame_of_wan_stands_beside_a_picture_of_sd_15() -> None:
     seconds = {"1.3B 480x832x81": (1.6, 0.81), "SD 1.5 512x512": (0.04, 0.008)}
     rows = [{"name": name, "stock": {"s": stock}, "ours": {"s": ours}} for name, (stock, ours) in seconds.items()]
-    told = said([("nvidia h200", {"models": {"rows": rows}})])[PER_FRAME]
-    assert told.startswith("1.25 times: ") and "10 ms a step" in told and "0.04 s and 0.032 s in 4 steps" in told
-    assert "0.3 s and 0.24 s in 30" in told and "Against ComfyUI's SD 1.5 it is 0.25 times" in told
+    found = told([("nvidia h200", {"models": {"rows": rows}})])[PER_FRAME]
+    here = found.here
+    assert here.startswith("1.25 times: ") and "10 ms a step" in here and "0.04 s and 0.032 s in 4 steps" in here
+    assert "0.3 s and 0.24 s in 30" in here and "Against ComfyUI's SD 1.5 it is 0.25 times" in here
+    assert found.reached == "reached"
     rows[1]["ours"]["s"] = 0.007
-    told = said([("nvidia h200", {"models": {"rows": rows}})])[PER_FRAME]
-    assert told.startswith("1.43 times, missed: ")
+    found = told([("nvidia h200", {"models": {"rows": rows}})])[PER_FRAME]
+    assert found.here.startswith("1.43 times: ") and found.reached == "missed"
 
 
 def test_tries_and_halves_of_rows_are_not_shown() -> None:
@@ -197,13 +221,13 @@ def test_tries_and_halves_of_rows_are_not_shown() -> None:
 
 def test_peaks_are_those_of_rows_in_which_the_budget_was_ours() -> None:
     results = measured()
-    told = said([("nvidia h200", results)])["Below 7 GB at most"]
-    assert "6.50 GiB at most" in told
+    said = told([("nvidia h200", results)])["Below 7 GB at most"].here
+    assert "6.50 GiB at most" in said
     by_name = groups.by_name(results)
     by_name["14B 480x480x17, fp8_e4m3fn"]["ours"]["peak GiB"] = 7.2
     by_name["14B 480x480x17, 16 GiB of weights"]["ours"] |= {
         "peak GiB": 17.0,
         "side": {"vram_budget": 16.0, "ballast": False},
     }
-    told = said([("nvidia h200", results)])["Below 7 GB at most"]
-    assert "6.50 GiB at most" in told and "7.20 GiB at most (14B 480x480x17, fp8_e4m3fn) in all " in told
+    said = told([("nvidia h200", results)])["Below 7 GB at most"].here
+    assert "6.50 GiB at most" in said and "7.20 GiB at most (14B 480x480x17, fp8_e4m3fn) in all " in said
