@@ -9,6 +9,8 @@ from typing import Any
 import comfy.lora
 import comfy.sd
 import comfy.utils
+import int8_files
+import packed_files
 import pytest
 import torch
 
@@ -58,6 +60,22 @@ def test_every_spelling_and_kind_that_fits_is_not_told(
     folder: Path, models: dict[str, Any], said: tuple[list[str], list[str]], kind: str
 ) -> None:
     put(models[checkpoints.LORA_BASES[kind]], file(folder, kind))
+    assert said == ([], [])
+
+
+@pytest.mark.parametrize("storage", ["Q8_0", "nvfp4", *int8_files.KINDS])
+def test_it_fits_weights_that_are_packed(
+    folder: Path, tmp_path: Path, said: tuple[list[str], list[str]], storage: str
+) -> None:
+    path = checkpoints.write("wan_t2v", folder, "fp16")
+    if storage == "Q8_0":
+        tensors, metadata = int8_files.read(path)
+        packed = packed_files.packed_file(tmp_path / "wan.gguf", tensors, storage, metadata=metadata)
+    elif storage == "nvfp4":
+        packed = int8_files.blocks_in_format(path, tmp_path, storage)
+    else:
+        packed, _ = int8_files.write(path, tmp_path, storage)
+    put(load_streamed_diffusion_model(str(packed)), file(folder, "lora_ab"))
     assert said == ([], [])
 
 
