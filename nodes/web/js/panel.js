@@ -21,6 +21,7 @@ const STYLE = `
 .fusestream-panel ul { margin: 0; padding: 0; list-style: none; display: flex; flex-direction: column; gap: 8px }
 .fusestream-panel li { padding: 8px; border: 1px solid var(--border-color); border-radius: 6px; display: flex; flex-direction: column; gap: 4px }
 .fusestream-panel strong { overflow-wrap: anywhere; font-weight: bold }
+.fusestream-panel > div { display: flex; flex-wrap: wrap; gap: 6px }
 .fusestream-panel p { margin: 0; overflow-wrap: anywhere }
 .fusestream-panel button { align-self: flex-start; padding: 4px 12px; font-size: 13px }
 .fusestream-panel button:focus-visible { outline: 2px solid currentColor; outline-offset: 1px }
