@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,22 @@ def retrying(deed: Callable[[], Given]) -> Given:
         except PermissionError:  # noqa: PERF203
             time.sleep(PAUSE)
     return deed()
+
+
+def read_small(path: Path, most: int) -> bytes:
+    """The whole of a plain file of `most` bytes at most; an OSError says what else it is. Nothing is
+    waited for: nobody may ever write to a pipe."""
+    with open(path, "rb", opener=_at_once) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError("it is no plain file")
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(f"it is larger than {most >> 20} MiB")
+    return content
+
+
+def _at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def write_atomically(path: Path, content: bytes, partial: Path) -> None:

@@ -7,7 +7,6 @@ neither, CodeUnavailable carries the reasons and every op is served by its refer
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import threading
@@ -85,8 +84,11 @@ def _compiled_here(variant: str, cache: Path) -> DeviceCode:
     compiler, source_hash = nvrtc(), matrix.source_hash()
     path = cache / f"kernels-{source_hash}-{variant}.tar.xz"
     with _building:
-        with contextlib.suppress(ArchiveError):
+        try:
             return _from_archive(path, [variant], "compiled here", cache)
+        except ArchiveError as error:
+            if path.exists():
+                LEDGER.say_once(f"{path} cannot be used ({error}); the kernels are compiled again")
         names = [unit for unit in matrix.units() if variant in matrix.variants(unit)]
         with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:  # NVRTC runs outside the GIL
             built = dict(zip(names, pool.map(lambda unit: build(unit, variant), names), strict=True))

@@ -14,14 +14,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import stat
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from .atomic_file import retrying, write_atomically
+from .atomic_file import read_small, retrying, write_atomically
 from .ledger import LEDGER
 
 Entry = TypeVar("Entry")
@@ -93,7 +92,7 @@ class KeptEntries(Generic[Entry]):
     def _load(self) -> dict[str, Entry]:
         """What the file holds. Raises PermissionError where it is kept from us: its entries are still there, then."""
         try:
-            data = json.loads(retrying(lambda: _content(self.path)))
+            data = json.loads(retrying(lambda: read_small(self.path, MOST_BYTES)).decode("utf-8"))
             if data["format"] != FORMAT:
                 return {}  # another version of the pack wrote it: not ours to read, and ours to replace
             newest = list(data[self.title].items())[-MOST_ENTRIES:]
@@ -130,21 +129,6 @@ class KeptEntries(Generic[Entry]):
                 break
             lines.append(line)
         return f'{{"format": {FORMAT}, "{self.title}": {{\n' + ",\n".join(reversed(lines)) + "\n}}\n"
-
-
-def _content(path: Path) -> str:
-    """A whole file's, of the size that such a file may have. Nothing is waited for: nobody may ever write to a pipe."""
-    with open(path, "rb", opener=_at_once) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError("it is no plain file")
-        content = file.read(MOST_BYTES + 1)
-    if len(content) > MOST_BYTES:
-        raise OSError(f"it is larger than {MOST_BYTES >> 20} MiB")
-    return content.decode("utf-8")
-
-
-def _at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 if sys.platform == "win32":

@@ -381,7 +381,7 @@ SURVIVORS: tuple[Survivor, ...] = (
         "how deep a message shows a nested value: either is short",
     ),
     Survivor(
-        "kernels_cuda/kept_entries.py",
+        "kernels_cuda/atomic_file.py",
         "_at_once",
         'return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))',
         'return os.open(path, flags | getattr(os, "O_NONBLOCK", (-1)))',

@@ -19,7 +19,9 @@ class VerdictsFile(KeptEntries[Verdict]):
     title, words = "verdicts", "verdicts on ComfyUI's code"
 
     def read(self, written: Any) -> Verdict:
-        return Verdict(None if written is None else str(written))
+        if not isinstance(written, str | None):
+            raise TypeError(f"a verdict is no {type(written).__name__}")
+        return Verdict(written)
 
     def written(self, entry: Verdict) -> Any:
         return entry.difference

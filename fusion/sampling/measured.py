@@ -7,6 +7,7 @@ other's are measured again.
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -17,7 +18,7 @@ from typing import Any
 
 import torch
 
-from ...kernels_cuda.atomic_file import retrying, write_atomically
+from ...kernels_cuda.atomic_file import read_small, retrying, write_atomically
 from ..base.policy import policy_on
 from ..fused.quality import policy_words, rates_of_policy
 from ..sparse.model import sparse_of
@@ -74,14 +75,12 @@ def find(card: str, file: str, kernels: str, shape: Sequence[int], prompts: int)
 def read(path: Path) -> None:
     """Read what an earlier start has kept. Times that cannot be read are measured again."""
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise ValueError(f"it is larger than {MOST_BYTES >> 10} KiB")
-        told = json.loads(retrying(lambda: path.read_text(encoding="utf-8")))
+        told = json.loads(retrying(lambda: read_small(path, MOST_BYTES)).decode("utf-8"))
         found = [_checked(entry) for entry in told["samplings"]] if told["format"] == FORMAT else []
     except FileNotFoundError:
         return
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        log.warning("times of earlier steps cannot be read (%s): %s", type(error).__name__, path.name)
+        log.warning("%s cannot be read (%s): times of steps are measured again", path.name, type(error).__name__)
         return
     for sampled in found:
         step_timer.keep(sampled)
@@ -89,14 +88,29 @@ def read(path: Path) -> None:
 
 def write(path: Path) -> None:
     """Write all kept samplings, unless the file has them already."""
-    text = json.dumps({"format": FORMAT, "samplings": [asdict(one) for one in step_timer.kept()]}) + "\n"
+    told = json.dumps({"format": FORMAT, "samplings": [asdict(one) for one in step_timer.kept()]}) + "\n"
+    content = told.encode()
     try:
-        if path.is_file() and retrying(lambda: path.read_text(encoding="utf-8")) == text:
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, text.encode(), path.with_name(f"{path.name}.{os.getpid()}"))
-    except (OSError, UnicodeDecodeError) as error:
-        log.warning("times of steps are not kept: %s", getattr(error, "strerror", None) or type(error).__name__)
+        if not _holds(path, content):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, content, path.with_name(f"{path.name}.{os.getpid()}"))
+    except OSError as error:
+        _warn_once(f"times of steps are not kept: {error.strerror or type(error).__name__}")
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    """Whether the file is this already. What is no file of ours is replaced."""
+    try:
+        return retrying(lambda: read_small(path, MOST_BYTES)) == content
+    except PermissionError:
+        raise
+    except OSError:
+        return False
+
+
+@functools.cache
+def _warn_once(sentence: str) -> None:
+    log.warning("%s", sentence)
 
 
 def _checked(entry: dict[str, Any]) -> Sampled:

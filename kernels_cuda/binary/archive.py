@@ -129,14 +129,16 @@ def _manifest(path: Path, data: bytes) -> Manifest:
         )
         for units in manifest.variants.values():
             for entry in units.values():
-                _ = (entry["sha256"], entry["size"], entry["kernels"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+                _ = (entry["sha256"], entry["size"], [dict(facts) for facts in entry["kernels"].values()])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ArchiveError(f"{path.name}: its manifest cannot be read ({error!r})") from error
     return manifest
 
 
 def _members(path: Path) -> Iterator[tuple[str, bytes]]:
     """(name, bytes) of every member, in order, as a stream."""
+    if path.exists() and not path.is_file():  # nobody may ever write to a pipe
+        raise ArchiveError(f"{path.name} is no plain file")
     with tarfile.open(path, mode="r|xz" if path.suffix == ".xz" else "r|") as tar:
         for info in tar:
             if info.size > LARGEST_MEMBER:
@@ -197,7 +199,7 @@ def _read(
                 break
     except FileNotFoundError as error:
         raise ArchiveError(f"{path.name} does not exist") from error
-    except (tarfile.TarError, lzma.LZMAError, EOFError, OSError) as error:
+    except (tarfile.TarError, lzma.LZMAError, EOFError, OSError, ValueError, RecursionError) as error:
         raise ArchiveError(f"{path.name} is damaged ({error})") from error
     if manifest is None:
         raise ArchiveError(f"{path.name} is empty")

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import ArchiveError
+from ..ledger import LEDGER
 from . import archive
 
 
@@ -21,8 +22,11 @@ def read_units(path: Path, preference: Sequence[str], cache: Path) -> tuple[arch
     """`archive.read_units` of this archive, from the copy if possible. The manifest then tells only
     of the variants that are used."""
     kept = _place(path, preference, cache)
-    with contextlib.suppress(ArchiveError):
+    try:
         return archive.read_units(kept, preference)
+    except ArchiveError as error:
+        if kept.exists():
+            LEDGER.say_once(f"{kept} cannot be used ({error}); it is unpacked again")
     manifest, units = archive.read_units(path, preference)
     if units:
         # a full disk, or a folder that is not ours: it will be unpacked again

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import lzma
+import os
 import tarfile
 
 import pytest
@@ -162,6 +163,8 @@ def manifest_with(variants):
         (json.dumps({"format": 2}).encode(), "has format 2, this version reads 1"),
         (manifest_with({"sm_75": {"a": {}}}), "cannot be read"),
         (manifest_with({"sm_75": 3}), "cannot be read"),
+        (manifest_with({"sm_75": {"a": {"sha256": "", "size": 1, "kernels": {"k": 3}}}}), "cannot be read"),
+        (b"[" * 100_000, "cannot be read"),
     ],
 )
 def test_a_bad_manifest(path, manifest, words):
@@ -198,9 +201,22 @@ def test_a_damaged_copy_is_not_used(path, tmp_path):
     whole = kept.read_bytes()
     at = whole.index(b"hopper a")
     for bad in (b"", whole[:at], whole.replace(b"hopper a", b"copper a"), b"no tar at all" * 100):
+        LEDGER.clear()
         kept.write_bytes(bad)
         assert unpacked.read_units(path, HOPPER, tmp_path)[1] == want
         assert kept.read_bytes() == whole, "and it is made anew"
+        (said,) = LEDGER.messages
+        assert str(kept) in said and "unpacked again" in said
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes that have a path")
+def test_a_pipe_in_the_place_of_a_copy_keeps_nobody_waiting(path, tmp_path):
+    want = unpacked.read_units(path, HOPPER, tmp_path)[1]
+    kept = next(tmp_path.glob("unpacked-*.tar"))
+    kept.unlink()
+    os.mkfifo(kept)
+    assert unpacked.read_units(path, HOPPER, tmp_path)[1] == want
+    assert kept.is_file()
 
 
 def test_copies_of_an_earlier_archive_go(path, tmp_path):

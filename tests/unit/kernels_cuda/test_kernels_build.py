@@ -32,6 +32,7 @@ from fusestream.kernels_cuda.build.nvrtc import parse_usage
 from fusestream.kernels_cuda.build.unit import build
 from fusestream.kernels_cuda.errors import BuildError
 from fusestream.kernels_cuda.launcher import pointer_count
+from fusestream.kernels_cuda.ledger import LEDGER
 from fusestream.kernels_cuda.ops.attention import attention
 from fusestream.kernels_cuda.ops.matmul import linear, linear_int4, linear_int8
 from fusestream.kernels_cuda.ops.norm import group_norm
@@ -344,6 +345,14 @@ def test_a_machine_without_an_archive_builds_for_itself(built, tmp_path, monkeyp
     monkeypatch.setattr(device_code, "build", lambda *_: pytest.fail("compiled twice"))
     again = device_code.load(["sm_80"], prebuilt=tmp_path / "none.tar.xz", cache=tmp_path / "cache")
     assert again.units == code.units
+    monkeypatch.setattr(device_code, "build", build)
+    monkeypatch.setattr(matrix, "units", lambda: list(SMALL_UNITS[1:]))
+    LEDGER.clear()
+    for kept in (tmp_path / "cache").iterdir():
+        kept.write_bytes(b"no archive")
+    anew = device_code.load(["sm_80"], prebuilt=tmp_path / "none.tar.xz", cache=tmp_path / "cache")
+    assert all(of.code == code.units[unit].code for unit, of in anew.units.items())
+    assert any("the kernels are compiled again" in said for said in LEDGER.messages)
 
 
 @needs_compiler

@@ -113,7 +113,7 @@ def kept_from_us(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
             raise PermissionError(13, "Permission denied", path)
         return os.open(path, flags)
 
-    monkeypatch.setattr(kept_entries, "_at_once", opened)
+    monkeypatch.setattr(atomic_file, "_at_once", opened)
     monkeypatch.setattr(atomic_file, "TRIES", 4)
     monkeypatch.setattr(atomic_file, "PAUSE", 0)
     LEDGER.clear()

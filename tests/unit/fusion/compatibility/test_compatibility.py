@@ -269,6 +269,11 @@ def test_a_verdict_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     mutated(monkeypatch, wan.WanSelfAttention, "forward", "return apply_rope1(k, freqs)", "return k")
     ask()
     assert len(trials) == 3
+    file = tmp_path / "cache" / verdicts.FILE
+    broken = json.loads(file.read_text())
+    broken["verdicts"] = dict.fromkeys(broken["verdicts"], ["a list"])
+    file.write_text(json.dumps(broken))
+    assert ask() is None and ask() is None and len(trials) == 4, "what is no verdict is tried anew, and kept"
 
 
 def test_other_peoples_random_numbers_stay(monkeypatch: pytest.MonkeyPatch) -> None:
