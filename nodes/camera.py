@@ -9,6 +9,7 @@ own pages, from the one that has the word, and while the node runs.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import secrets
 import threading
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from .page import between_prompts
-from .page.front_end import running_server, tell
+from .page.front_end import answered, running_server, tell
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -164,16 +165,19 @@ def pixels_of(picture: bytes) -> Tensor:
     """The pixels of a JPEG, [h, w, 3] uint8."""
     import numpy  # noqa: PLC0415
     import torch  # noqa: PLC0415
-    from PIL import Image, UnidentifiedImageError  # noqa: PLC0415
+    from PIL.JpegImagePlugin import JpegImageFile  # noqa: PLC0415
 
     try:
-        with Image.open(io.BytesIO(picture), formats=("JPEG",)) as found:
+        # Not by `Image.open`, which has an error of its own for what is too large.
+        with JpegImageFile(io.BytesIO(picture)) as found:
             if found.width * found.height > MOST_PIXELS:
                 raise WrongPicture(
                     f"The camera sent a picture of {found.width}x{found.height}. Choose a smaller width and height."
                 )
             pixels: Any = numpy.asarray(found.convert("RGB"))
-    except (UnidentifiedImageError, OSError) as error:
+    except WrongPicture:
+        raise
+    except (SyntaxError, ValueError, OSError) as error:
         raise WrongPicture(f"What the camera sent is no picture: {error}. Load the page anew, and run again.") from None
     return torch.from_numpy(pixels.copy())
 
@@ -197,12 +201,12 @@ async def take(request: web.Request) -> web.StreamResponse:
     from aiohttp import WSMsgType, web  # noqa: PLC0415 - only a server has it
 
     if not is_own_page(request.headers.get("Origin"), request.headers.get("Host")):
-        return web.Response(status=403)
+        return answered({"error": "Frames are taken from this server's own pages alone."}, 403)
     wanted = of(request.query.get("word", ""))
     if wanted is None:
-        return web.Response(status=404)
+        return answered({"error": "No node waits for this camera."}, 404)
     if wanted.hang_up is not None:
-        return web.Response(status=409)
+        return answered({"error": "Another page sends its camera already."}, 409)
     socket = web.WebSocketResponse(max_msg_size=MOST_BYTES, compress=False)
     loop = asyncio.get_running_loop()
 
@@ -230,4 +234,6 @@ def is_own_page(origin: str | None, host: str | None) -> bool:
     fake."""
     if not origin or not host:
         return False
-    return urlsplit(origin).netloc.lower() == host.lower()
+    with contextlib.suppress(ValueError):  # what is no address
+        return urlsplit(origin).netloc.lower() == host.lower()
+    return False

@@ -5,7 +5,6 @@ It is a node, and an address of the server for the page's menu, which needs no g
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from dataclasses import dataclass
@@ -18,7 +17,8 @@ from comfy_api.latest import io, ui
 from ..fusion.base.family import Role
 from . import declare, files
 from .declare import About, Node, widget
-from .page.front_end import is_busy, running_server
+from .page.front_end import answered, is_busy, running_server
+from .page.one_at_a_time import NoTurn, OneAtATime
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 PATH = "/fusestream/doctor"
 BUSY = "\nRates were not measured: ComfyUI is at work, and both would be slower for it. Ask again when it is idle.\n"
 
-_one_at_a_time = asyncio.Lock()
+_examining: OneAtATime[str] = OneAtATime()
 
 
 class Doctor(Node):
@@ -95,7 +95,7 @@ def attach() -> None:
         server.routes.get(PATH)(answer)
 
 
-async def answer(_request: web.Request) -> web.Response:
+async def answer(request: web.Request) -> web.Response:
     """The report as text, or why there is none.
 
     It is made in another thread, because examining takes seconds and the server goes on meanwhile.
@@ -103,8 +103,9 @@ async def answer(_request: web.Request) -> web.Response:
     from aiohttp import web  # noqa: PLC0415 - only a server has it
 
     try:
-        async with _one_at_a_time:
-            text = await asyncio.get_running_loop().run_in_executor(None, report)
+        text = await _examining.do(request, lambda _is_over: report())
+    except NoTurn:  # nobody hears it
+        return answered({"error": "Whoever asked has left."}, 400)
     except Exception as error:
         log.exception("the doctor stopped")
         text = f"The doctor stopped: {type(error).__name__}: {error}. The place is in ComfyUI's log; please report it."

@@ -3,16 +3,18 @@
 The page asks for them while the workflow is edited, before anything is queued. Only the header of a
 model's file is read, and kept until the file changes. While a prompt runs nothing is estimated,
 because the free memory is that prompt's. The answer names no folder.
+
+A question takes two seconds, and what it takes to read one model's file. What could not be answered
+until then is said to be too large, or to come later.
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
 import logging
 import math
-from collections.abc import Mapping
-from functools import lru_cache, partial
+from collections.abc import Callable, Mapping
+from functools import cached_property, lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,7 @@ from ..fusion.base.vram_budget import AUTO
 from . import declare, files
 from .graph import queued
 from .graph.links import Graph
+from .graph.patience import OutOfTime, Patience
 from .graph.prompt import Unknown, is_link
 from .graph.samplings import Sampling, samplings
 from .kernels import ModelKernels
@@ -28,6 +31,8 @@ from .loaders import CheckpointLoader, DiffusionModelLoader, Loader
 from .model_files import model_files
 from .page import user_files
 from .page.front_end import answered, is_busy, running_server
+from .page.one_at_a_time import NoTurn, OneAtATime
+from .page.request_body import Refused, body_of
 from .sparse import SparseAttentionNode
 from .step_cache import StepCacheNode
 
@@ -38,8 +43,10 @@ if TYPE_CHECKING:
     from ..fusion.estimate.ram import RamFit
 
 PATH = "/fusestream/estimate"
-# Limits of a request, and of loaders that are answered for.
-MOST_BYTES, MOST_NODES, MOST_LOADERS = 4 << 20, 10000, 16
+ASKS = '{"prompt": a graph in API form}'
+# Limits of a request, of loaders that are answered for, and of samplings of each; the page shows three.
+MOST_NODES, MOST_LOADERS, MOST_SAMPLINGS = 10000, 16, 8
+PATIENCE = 2.0  # seconds for a graph, without the reading of files; and for other questions to end
 LOADERS: dict[str, type[Loader]] = {
     "FuseStreamDiffusionModelLoader": DiffusionModelLoader,
     "FuseStreamCheckpointLoader": CheckpointLoader,
@@ -53,7 +60,7 @@ RUN: dict[str, Any] = {
 
 log = logging.getLogger("fusestream.estimate")
 
-_one_at_a_time = asyncio.Lock()
+_reckoning: OneAtATime[dict[str, Any]] = OneAtATime()
 
 
 def attach() -> None:
@@ -65,53 +72,84 @@ def attach() -> None:
 
 async def answer(request: web.Request) -> web.Response:
     """Answers {"prompt": a graph in API form}. Only numbers and our own nodes' values are used."""
-    if request.content_length is None or request.content_length > MOST_BYTES:
-        return answered({"error": f"This takes {MOST_BYTES >> 20} MiB at most."}, 413)
     try:
-        prompt = _checked((await request.json())["prompt"])
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError):
-        return answered({"error": 'This asks for {"prompt": a graph in API form}.'}, 400)
+        prompt = _checked((await body_of(request, ASKS)).get("prompt"))
+    except Refused as why:
+        return why.answer()
     if is_busy():
         return answered({"busy": True})
-    async with _one_at_a_time:
-        found = await asyncio.get_running_loop().run_in_executor(None, partial(estimates, prompt))
+    try:
+        found = await _reckoning.do(request, lambda is_over: estimates(prompt, is_over), PATIENCE)
+    except NoTurn:
+        found = {name: [_unknown(Unknown("later"))] for name in _loaders(prompt)}
     return answered({"loaders": found})
 
 
-def estimates(prompt: Mapping[str, Any]) -> dict[str, Any]:
-    """The page's answer for each sampling with a loader's model, by the loader's id."""
-    graph = Graph(prompt, queued.kind_of)
-    loaders = [name for name, node in prompt.items() if node["class_type"] in LOADERS]
-    return {name: _of_loader(graph, name) for name in loaders[:MOST_LOADERS]}
+def estimates(prompt: Mapping[str, Any], is_over: Callable[[], bool] = lambda: False) -> dict[str, Any]:
+    """The page's answer for each sampling with a loader's model, by the loader's id. is_over: whether
+    nobody waits for it any more."""
+    patience, loaders = Patience(PATIENCE, is_over), _loaders(prompt)
+    try:
+        asked = _Asked(Graph(prompt, queued.kind_of, go_on=patience), patience)
+    except Exception as error:
+        return {name: [_unknown(_why(error))] for name in loaders}
+    found: dict[str, Any] = {}
+    for name in loaders:
+        patience.share(len(loaders) - len(found))
+        found[name] = _of_loader(asked, name)
+    return found
 
 
-def _of_loader(graph: Graph, loader: str) -> list[dict[str, Any]]:
+def _loaders(prompt: Mapping[str, Any]) -> list[str]:
+    return [name for name, node in prompt.items() if node["class_type"] in LOADERS][:MOST_LOADERS]
+
+
+class _Asked:
+    """A question: a graph, and how long it may take."""
+
+    def __init__(self, graph: Graph, patience: Patience) -> None:
+        self.graph, self.patience = graph, patience
+
+    @cached_property
+    def files(self) -> dict[str, int]:
+        return model_files(self.graph.prompt)
+
+
+def _of_loader(asked: _Asked, loader: str) -> list[dict[str, Any]]:
     told: list[dict[str, Any]] = []
     try:
-        found = list(samplings(graph, loader)) or [Unknown("noSampler")]
-        is_sampled = any(isinstance(one, Sampling) for one in found)
-        model, files = (_model(graph, loader), model_files(graph.prompt)) if is_sampled else (None, {})
+        found = list(islice(samplings(asked.graph, loader), MOST_SAMPLINGS)) or [Unknown("noSampler")]
+        with asked.patience.aside():
+            model = _model(asked, loader) if any(isinstance(one, Sampling) for one in found) else None
         for one in found:
-            told.append(_of_sampling(graph, model, files, one))  # noqa: PERF401 - those before one that fails stay
-    except Unknown as reason:
-        told.append(_unknown(reason))
-    except Exception as error:  # an estimate is not worth a failed page
-        log.warning("no estimate", exc_info=True)
-        told.append(_unknown(Unknown("said", sentence=f"{type(error).__name__}. The place is in ComfyUI's log.")))
+            asked.patience()
+            told.append(_of_sampling(asked, model, one))
+    except Exception as error:  # an estimate is not worth a failed page, and those before it stay
+        told.append(_unknown(_why(error)))
     return told
 
 
-def _of_sampling(graph: Graph, model: Any, files: dict[str, int], one: Sampling | Unknown) -> dict[str, Any]:
+def _why(error: Exception) -> Unknown:
+    if isinstance(error, Unknown):
+        return error
+    if isinstance(error, OutOfTime):
+        return Unknown("tooMuch")
+    log.warning("no estimate", exc_info=error)
+    return Unknown("said", sentence=f"{type(error).__name__}. The place is in ComfyUI's log.")
+
+
+def _of_sampling(asked: _Asked, model: Any, one: Sampling | Unknown) -> dict[str, Any]:
     from ..fusion.estimate.plan import estimate, shape_of  # noqa: PLC0415 - the server starts without it
 
     try:
         if isinstance(one, Unknown):
             raise one
         for node in one.between:
-            if graph.prompt[node]["class_type"] in RUN:
-                model = _run(graph, node, model)
+            if asked.graph.prompt[node]["class_type"] in RUN:
+                asked.patience()
+                model = _run(asked.graph, node, model)
         shape = (one.batch, *one.sound) if one.sound else shape_of(model, one.pixels, one.batch, one.more)
-        found = estimate(model, shape, one.steps, one.prompts, files)
+        found = estimate(model, shape, one.steps, one.prompts, asked.files)
         return {"sampler": one.sampler, **_described(found)}
     except Unknown as reason:
         return _unknown(reason)
@@ -130,11 +168,12 @@ def _run(graph: Graph, node: str, model: Any) -> Any:
 # ---------------------------------------------------------------------------------------------------------------- models
 
 
-def _model(graph: Graph, loader: str) -> Any:
+def _model(asked: _Asked, loader: str) -> Any:
     """The model that this loader would return, unread. Raises `Unknown`."""
     from .. import fusion  # noqa: PLC0415 - the server starts without it
     from ..memory import BadFile  # noqa: PLC0415
 
+    graph, is_late = asked.graph, asked.patience.is_late
     node = graph.prompt[loader]
     kind, inputs = LOADERS[node["class_type"]], node["inputs"]
     role, widget = kind.ROLE, kind.names()[0]
@@ -148,6 +187,8 @@ def _model(graph: Graph, loader: str) -> Any:
         raise Unknown("noFile", file=str(name), folder=f"models/{role.folder}")
     precision = declare.precision_of(inputs.get("quality", declare.BY_PRECISION), inputs.get("precision", "precise"))
     budget = float(graph.values.number(loader, "vram_budget", AUTO))
+    if is_late:  # another file was read, and this one will be when the page asks again
+        raise Unknown("later")
     user_files.apply()
     user_files.read_step_times()
     try:
@@ -160,7 +201,7 @@ def _model(graph: Graph, loader: str) -> Any:
     return fusion.at_quality(model, inputs.get("quality", declare.BY_PRECISION))
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=MOST_LOADERS)
 def _unread(path: str, _state: str, kernels: Any, precision: Any, budget: float, role: Role) -> Any:
     from .. import fusion  # noqa: PLC0415
     from ..fusion.estimate.unread import unread_model  # noqa: PLC0415
@@ -240,11 +281,12 @@ def _unknown(reason: Unknown) -> dict[str, Any]:
 
 
 def _checked(prompt: Any) -> dict[str, Any]:
-    """The graph; raises `TypeError` if it is none."""
-    is_one = isinstance(prompt, dict) and len(prompt) <= MOST_NODES
-    if not is_one or not all(
+    """The graph; raises `Refused` if it is none."""
+    if not isinstance(prompt, dict) or not all(
         isinstance(node, dict) and isinstance(node.get("class_type"), str) and isinstance(node.get("inputs"), dict)
         for node in prompt.values()
     ):
-        raise TypeError("no graph")
-    return dict(prompt)
+        raise Refused(f"This asks for {ASKS}: each node with its class_type and its inputs.")
+    if len(prompt) > MOST_NODES:
+        raise Refused(f"This takes {MOST_NODES} nodes at most.", 413)
+    return prompt

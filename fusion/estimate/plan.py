@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any
 
 from ..base.card_rates import (
@@ -346,8 +346,10 @@ def _others(found: Estimate, case: _Case, who: str) -> Iterator[tuple[str, tuple
 
 
 def _first_that_fits(case: _Case, works: Iterable[Work]) -> list[Work]:
-    fitting = (work for work in works if not fit_of(case.model, work.shape, work.prompts).is_lacking)
-    return list(islice(fitting, 1))
+    """The first that fits, if any: of works that become smaller, so that not all need be tried."""
+    found = list(works)
+    first = bisect_left(found, True, key=lambda work: not fit_of(case.model, work.shape, work.prompts).is_lacking)
+    return found[first : first + 1]
 
 
 def _fewer_frames(work: Work) -> Iterator[Work]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import folder_paths
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from .prompt import Unknown
 
@@ -40,10 +40,11 @@ def image(node: str, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
     try:
         with Image.open(path) as opened:
             width, height = opened.size
-            if opened.getexif().get(ORIENTATION) in TURNS:
+            # Not a PNG's own way, which unpacks all pixels to see whether more is said behind them.
+            if Image.Image.getexif(opened).get(ORIENTATION) in TURNS:
                 width, height = height, width
             return (picture(getattr(opened, "n_frames", 1), height, width), None)
-    except (OSError, UnidentifiedImageError, ValueError, Image.DecompressionBombError):
+    except Exception:  # a bomb is refused, and each format has errors of its own
         raise Unknown("computed", node, what="") from None
 
 
@@ -57,7 +58,7 @@ def video(node: str, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
             stream = container.streams.video[0]
             if stream.frames > 0 and stream.average_rate:  # else only decoding tells
                 return (Clip(stream.frames, stream.height, stream.width, float(stream.average_rate)),)
-    except (OSError, IndexError, ValueError):
+    except (OSError, IndexError, ValueError, av.error.FFmpegError):
         pass
     raise Unknown("computed", node, what="")
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 
+from .patience import endless
 from .prompt import ANY, IMAGE, LATENT, MODEL, MODELS, VAE, Kind, Output, Prompt, Unknown, is_link, output_of
 from .sizes import size_of
 from .switches import followed
@@ -25,15 +26,23 @@ class Graph:
     prompt   in API form
     kind_of  a class of nodes by its name; None: unknown
     ends     the end nodes that will run; None: all
+    go_on    called at each node that is looked at; raises where it is enough
     """
 
     def __init__(
-        self, prompt: Prompt, kind_of: Callable[[str], Kind | None], ends: Collection[str] | None = None
+        self,
+        prompt: Prompt,
+        kind_of: Callable[[str], Kind | None],
+        ends: Collection[str] | None = None,
+        go_on: Callable[[], None] = endless,
     ) -> None:
+        self._go_on = go_on
+        self._links: dict[str, Sequence[Output]] = {}
+        self._types: dict[Output, str] = {}
         self._kinds = {
             name: kind_of(str(node.get("class_type"))) or Kind((), is_plain=False) for name, node in prompt.items()
         }
-        self.prompt: Prompt = followed(prompt, Values(prompt, self._kinds))
+        self.prompt: Prompt = followed(prompt, Values(prompt, self._kinds), go_on)
         self.values = Values(self.prompt, self._kinds, self._decoded)
         self.running = self._running(ends)
         self._takers: dict[Output, list[str]] = {}
@@ -43,23 +52,29 @@ class Graph:
 
     def links(self, node: str) -> Sequence[Output]:
         """The outputs of other nodes that this node takes."""
-        values = self.prompt.get(node, {}).get("inputs", {}).values()
-        found = (output_of(value) for value in values if is_link(value))
-        return [output for output in found if output.node in self.prompt]
+        self._go_on()
+        if node not in self._links:
+            values = self.prompt.get(node, {}).get("inputs", {}).values()
+            found = (output_of(value) for value in values if is_link(value))
+            self._links[node] = [output for output in found if output.node in self.prompt]
+        return self._links[node]
 
     def type_of(self, output: Output) -> str:
         """The type of an output. A node that passes any type on, such as a reroute, has its input's
         type."""
-        seen: set[Output] = set()
-        while output not in seen:
-            seen.add(output)
+        seen: dict[Output, None] = {}
+        type = ANY
+        while output not in self._types and output not in seen:
+            seen[output] = None
             outputs = self._kinds[output.node].outputs
             type = outputs[output.place] if 0 <= output.place < len(outputs) else ""
             before = self.links(output.node)
             if type != ANY or len(before) != 1:
-                return type
+                break
             output = before[0]
-        return ANY
+        found = self._types.get(output, type)
+        self._types.update(dict.fromkeys(seen, found))
+        return found
 
     def links_of(self, node: str, *types: str) -> Sequence[Output]:
         return [output for output in self.links(node) if self.type_of(output) in types]

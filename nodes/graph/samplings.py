@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from .links import Graph
 from .prompt import GUIDER, IMAGE, LATENT, MODELS, Output, Unknown
 from .sizes import size_of
-from .values import SWITCHES
+from .values import DEEP, SWITCHES
 
 SIGMAS, CONDITIONING = "SIGMAS", "CONDITIONING"
 SAME_SIGMAS = ("FlipSigmas", "SetFirstSigma")  # the same number of sigmas as their input
@@ -52,26 +52,33 @@ def samplings(graph: Graph, loader: str) -> Iterator[Sampling | Unknown]:
     for name in graph.prompt if loader not in graph.running else graph.running:
         for output in dict.fromkeys(graph.links(name)):
             takers.setdefault(output, []).append(name)
-    waiting: deque[tuple[Output, tuple[str, ...]]] = deque([(Output(loader, 0), ())])
-    seen: set[str] = set()
+    waiting = deque([Output(loader, 0)])
+    before = {loader: loader}  # of each node that was met, the one that it was met from
     while waiting:
-        output, between = waiting.popleft()
+        output = waiting.popleft()
         for node in takers.get(output, ()):
-            if node in seen:
+            if node in before:
                 continue
-            seen.add(node)
+            before[node] = output.node
             made = graph.made(node)
             if graph.prompt[node]["class_type"] in SWITCHES:
                 yield _undecided(graph, node)
             elif LATENT in made and not (graph.is_plain(node) and set(MODELS) & set(made)):
-                yield _sampling(graph, node, between)
+                yield _sampling(graph, node, _way(before, loader, node))
             elif len(set(graph.links_of(node, *MODELS))) > 1:
                 yield Unknown("twoModels", node)
             elif IMAGE in made and graph.links_of(node, CONDITIONING):
                 yield Unknown("samplesItself", node)
             else:
-                goes_on = [Output(node, place) for place, type in enumerate(made) if type in MODELS]
-                waiting += [(one, (*between, node)) for one in goes_on]
+                waiting += [Output(node, place) for place, type in enumerate(made) if type in MODELS]
+
+
+def _way(before: dict[str, str], loader: str, node: str) -> tuple[str, ...]:
+    """The nodes from the loader to this one, without both."""
+    found: list[str] = []
+    while (node := before[node]) != loader:
+        found.append(node)
+    return tuple(reversed(found))
 
 
 def _undecided(graph: Graph, switch: str) -> Unknown:
@@ -80,7 +87,7 @@ def _undecided(graph: Graph, switch: str) -> Unknown:
         graph.values.chosen(switch)
     except Unknown as reason:
         return reason
-    raise AssertionError("a switch that is known is followed")
+    return Unknown("computed", switch, what=SWITCHES[graph.prompt[switch]["class_type"]][0])
 
 
 # --------------------------------------------------------------------------------------------------------- one sampling
@@ -116,7 +123,7 @@ def _steps(graph: Graph, sampler: str) -> int:
 def _sigmas(graph: Graph, node: str, depth: int = 0) -> int:
     """Number of steps, from the sigmas that a node takes."""
     found = graph.links_of(node, SIGMAS)
-    if len(found) != 1 or depth > len(graph.prompt):
+    if len(found) != 1 or depth > DEEP:
         raise Unknown("stepsOf", node)
     origin, place = found[0]
     class_type, inputs = graph.prompt[origin]["class_type"], graph.prompt[origin]["inputs"]

@@ -7,12 +7,14 @@ node, a model or a file that is missing decides is `Unknown`, with the node that
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from . import input_files
+from . import expressions, input_files
+from .patience import OutOfTime
 from .prompt import IMAGE, Kind, Output, Prompt, Unknown, is_link, output_of
 
 CONSTANTS = ("PrimitiveInt", "PrimitiveFloat", "PrimitiveBoolean", "PrimitiveString", "PrimitiveStringMultiline")
@@ -54,6 +56,7 @@ TEXTS = (
 )
 # Pictures of the size of the one that they are made of.
 SAME_SIZE = ("Canny", "ImageBlur", "ImageInvert", "ImageSharpen", "JoinImageWithAlpha", "PreviewImage")
+FORMULA = "ComfyMathExpression"
 DECODES = ("VAEDecode", "VAEDecodeTiled")
 # Outputs that hand an input on, by their place.
 HANDS_ON: Mapping[str, Mapping[int, str]] = {"WanCameraEmbedding": {1: "width", 2: "height", 3: "length"}}
@@ -67,6 +70,9 @@ SOFT = "ComfySoftSwitchNode"  # passes on the other input where one is not there
 NEEDS_PIXELS, NEEDS_NONE = "lanczos", "area"
 KONTEXT = ("PREFERRED_KONTEXT_RESOLUTIONS", "PREFERED_KONTEXT_RESOLUTIONS")  # stock's table, in both its spellings
 DEEP = 50  # nodes one behind the other: more go round in a circle
+LARGEST = 2**53  # of a number; the page's are whole up to here
+
+log = logging.getLogger("fusestream.estimate")
 
 
 Decoded = Callable[[str], tuple[int, int, int]]
@@ -95,6 +101,8 @@ class Values:
         """The number that this input will have. Raises `Unknown`."""
         value = self.input(node, name, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise Unknown("noValue", node, what=name)
+        if not abs(value) <= LARGEST:  # infinite, or JSON's NaN
             raise Unknown("noValue", node, what=name)
         return value
 
@@ -137,6 +145,11 @@ class Values:
             return circle if self._depth > DEEP else self._worked_out(node)
         except Unknown as reason:
             return reason
+        except OutOfTime:
+            raise
+        except Exception:  # stock's code, and torch, on numbers that they are not made for
+            log.debug("not worked out", exc_info=True)
+            return circle
         finally:
             self._depth -= 1
 
@@ -201,11 +214,10 @@ class Values:
 
         given = {name: self.input(node, name) for name in self._prompt[node]["inputs"]}
         given |= {name: NEEDS_NONE for name, value in given.items() if isinstance(value, str) and value == NEEDS_PIXELS}
-        try:
-            with torch.device("meta"):
-                return _results(self._kinds[node].code, nested(given))
-        except Exception:
-            raise Unknown("computed", node) from None
+        if self._prompt[node]["class_type"] == FORMULA and not expressions.is_short(given.get("expression")):
+            raise Unknown("computed", node)
+        with torch.device("meta"):
+            return _results(self._kinds[node].code, nested(given))
 
 
 def nested(inputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ No answer names a folder: models are named by their files, and reports name none
 from __future__ import annotations
 
 import asyncio
-import json
 from dataclasses import asdict
 from functools import partial
 from io import BytesIO
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import between_prompts, kept_reports
 from .front_end import answered, running_server
+from .request_body import Refused, body_of
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -25,6 +25,7 @@ REPORTS, PICTURE = "/fusestream/reports", "/fusestream/reports/{id}/picture"
 PAIR, PAIR_PICTURE = "/fusestream/reports/{id}/{other}", "/fusestream/reports/{id}/{other}/picture"
 EVENT = "fusestream.panel"  # a change of one of these
 THEMES = "dark", "light"
+ASKS, MOST_BYTES = '{"id": the number of a model}', 4096
 
 _asked: set[int] = set()  # models that are released when the prompt is done
 
@@ -58,11 +59,11 @@ async def models(_request: web.Request) -> web.Response:
 async def release(request: web.Request) -> web.Response:
     """Answers {"id": a model's}. Releases it now, or after the prompt. 404: it is gone."""
     try:
-        id = (await request.json())["id"]
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
-        id = None
-    if not isinstance(id, int) or isinstance(id, bool):
-        return answered({"error": 'This asks for {"id": the number of a model}.'}, 400)
+        id = (await body_of(request, ASKS, MOST_BYTES)).get("id")
+        if not isinstance(id, int) or isinstance(id, bool):
+            raise Refused(f"This asks for {ASKS}.")
+    except Refused as why:
+        return why.answer()
     state = await asyncio.get_running_loop().run_in_executor(None, partial(_release, id))
     return answered({"state": state}, 404 if state == "gone" else 200)
 

@@ -24,9 +24,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.fixture(scope="session")
 def server(files: list[Path]) -> Iterator[Server]:
     base = files[0].parents[2]
-    other = base / "custom_nodes" / "AnOtherPack"  # which comes before ours
-    other.mkdir(parents=True)
-    shutil.copyfile(Path(__file__).with_name("other_pack.py"), other / "__init__.py")
+    for pack in ("other_pack", "route_table"):
+        folder = base / "custom_nodes" / f"A_{pack}"  # which comes before ours
+        folder.mkdir(parents=True)
+        shutil.copyfile(Path(__file__).with_name(f"{pack}.py"), folder / "__init__.py")
     with Server(Path(sys.executable), Path(os.environ["COMFYUI_PATH"]), base) as server:
         yield server
 

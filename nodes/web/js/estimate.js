@@ -17,6 +17,7 @@ const PATH = "/fusestream/estimate"
 const LOADERS = ["FuseStreamDiffusionModelLoader", "FuseStreamCheckpointLoader"]
 const QUIET = 400 // milliseconds without a change before the server is asked
 const PATIENCE = 60000 // milliseconds for an answer: the first one waits for torch
+const TRIES = 10 // times that it is asked again without a change, for what comes later
 const MOST = 3 // samplings of one model that are shown
 const LACKING = ["NOT", "TIGHT"]
 
@@ -25,6 +26,7 @@ const estimates = new Overlays("fusestreamEstimate", fill, show, { lasts: true }
 let timer
 let asked = "" // what was asked last
 let isAsking = false, isRunning = false
+let tries = 0 // how often the same was asked again
 
 function fill(element) {
     return { element, lines: [] }
@@ -120,6 +122,8 @@ async function look() {
         isAsking = true
         const told = await answer(body)
         if (isOn() && !isRunning) showAll(told)
+        tries = comesLater(told) && tries < TRIES ? tries + 1 : 0
+        if (tries) soon(true)
     } catch (error) { // an estimate is not worth a message
         console.debug("FuseStream: no estimate", error)
         hide()
@@ -134,6 +138,9 @@ async function answer(body) {
     if (!found.ok) throw new Error(`${found.status} ${found.statusText}`)
     return found.json()
 }
+
+/** Whether the server was still at another question, or at the file of another loader. */
+const comesLater = ({ loaders = {} }) => Object.values(loaders).flat().some(({ unknown }) => unknown === "later")
 
 function showAll({ loaders = {}, busy }) {
     if (busy) return hide() // it is asked again when the queue is empty

@@ -100,6 +100,8 @@ const ENGLISH = {
     unknown_samplesItself: "what {node} samples is its own affair.",
     unknown_twoModels: "two models meet in {node}.",
     unknown_whole: "ComfyUI's own memory management has this model.",
+    unknown_later: "another file is read first; it comes by itself.",
+    unknown_tooMuch: "this workflow is too large to be read in two seconds.",
     unknown_said: "{sentence}",
 }
 

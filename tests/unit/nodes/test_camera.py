@@ -143,6 +143,11 @@ def test_what_is_no_picture_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     for sent in (b"", b"<html>", jpeg(1)[:200], gif.getvalue()):
         with pytest.raises(camera.WrongPicture, match="is no picture"):
             camera.pixels_of(sent)
+    bomb = bytearray(jpeg(1))
+    at = bomb.index(b"\xff\xc0") + 5  # of its header: height and width
+    bomb[at : at + 4] = 2 * (65500).to_bytes(2, "big")
+    with pytest.raises(camera.WrongPicture, match=r"a picture of 65500x65500\. Choose a smaller width and height\."):
+        camera.pixels_of(bytes(bomb))
     monkeypatch.setattr(camera, "MOST_PIXELS", 100)
     with pytest.raises(camera.WrongPicture, match="a picture of 16x8"):
         camera.pixels_of(jpeg(1))
@@ -157,6 +162,7 @@ def test_what_is_no_picture_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         ("http://evil.example", "127.0.0.1:8188", False),
         ("http://127.0.0.1:8188.evil.example", "127.0.0.1:8188", False),
         ("null", "127.0.0.1:8188", False),
+        ("http://[", "127.0.0.1:8188", False),
         (None, "127.0.0.1:8188", False),
         ("http://127.0.0.1:8188", None, False),
     ],

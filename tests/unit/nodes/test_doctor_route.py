@@ -13,6 +13,7 @@ from aiohttp import web
 from fusestream.nodes import doctor
 from fusestream.nodes.doctor import Doctor
 from fusestream.nodes.page import front_end
+from fusestream.nodes.page.one_at_a_time import OneAtATime
 
 LONG = 10.0  # seconds: reached only where the test fails
 
@@ -27,9 +28,21 @@ def server(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return made
 
 
+class Client:
+    """Of a request, as much as says whether it is there still."""
+
+    has_left = False
+
+    def is_closing(self) -> bool:
+        return self.has_left
+
+
+def request_of(client: Client) -> Any:
+    return SimpleNamespace(transport=client)
+
+
 def ask() -> web.Response:
-    request: Any = None
-    return asyncio.run(doctor.answer(request))
+    return asyncio.run(doctor.answer(request_of(Client())))
 
 
 def test_it_has_an_address_of_the_server(server: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,24 +85,28 @@ def test_the_server_goes_on_meanwhile_and_two_do_not_measure_at_once(
     server: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The event loop lets the examination end: one that ran in it would wait for itself."""
-    running, go_on = [], threading.Event()
+    running, ran, go_on = [], [], threading.Event()
 
     def wait(measure: bool) -> str:
         running.append(measure)
+        ran.append(measure)
         assert go_on.wait(LONG) and len(running) == 1, "in the event loop, or two at once"
         running.pop()
         return "all of it\n"
 
     async def both() -> list[web.Response]:
-        request: Any = None
-        asked = [asyncio.create_task(doctor.answer(request)) for _ in range(2)]
+        left = Client()
+        asked = [asyncio.create_task(doctor.answer(request_of(one))) for one in (Client(), Client(), left)]
         while not running:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.05)  # room for the second one to start, if it may
+        left.has_left = True
+        assert (await asyncio.wait_for(asked.pop(), LONG)).status == 400, "it waits no longer"
         go_on.set()
         return await asyncio.wait_for(asyncio.gather(*asked), LONG)
 
     monkeypatch.setattr(doctor, "examined", wait)
-    monkeypatch.setattr(doctor, "_one_at_a_time", asyncio.Lock())
+    monkeypatch.setattr(doctor, "_examining", OneAtATime())
     answers = asyncio.run(both())
     assert [answer.text for answer in answers] == ["all of it\n"] * 2 and not server.at_work
+    assert len(ran) == 2, "nothing is examined for a client that has left"

@@ -6,6 +6,8 @@ import asyncio
 import json
 import logging
 import re
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +24,7 @@ from bed.templates import EXAMPLES
 from bed.templates.__main__ import WORKFLOWS
 from fusestream import checkpoints, fusion
 from fusestream.fusion.base.card_rates import Card
+from fusestream.fusion.estimate import unread
 from fusestream.fusion.estimate.plan import estimate, pixels_of, shape_of
 from fusestream.fusion.estimate.unread import SMALL, unread_model
 from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
@@ -29,7 +32,8 @@ from fusestream.fusion.patcher.vram_estimate import RESERVE
 from fusestream.memory.host.ram import Ram
 from fusestream.nodes import estimate_route
 from fusestream.nodes.graph.prompt import Kind
-from fusestream.nodes.page import front_end
+from fusestream.nodes.page import front_end, request_body
+from fusestream.nodes.page.one_at_a_time import OneAtATime
 
 LOADER = "FuseStreamDiffusionModelLoader"
 MAY = {
@@ -276,8 +280,6 @@ def test_it_moves_no_bar_and_takes_no_interruption(tmp_path: Path, monkeypatch: 
 
 
 def test_a_file_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fusestream.fusion.estimate import unread
-
     built: list[str] = []
     real = unread.unread_model
     monkeypatch.setattr(unread, "unread_model", lambda path, *a, **k: built.append(path) or real(path, *a, **k))
@@ -297,7 +299,7 @@ def test_a_file_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def ask(body: Any, *, tasks: int = 0, monkeypatch: pytest.MonkeyPatch) -> tuple[int, Any]:
     queue = SimpleNamespace(get_tasks_remaining=lambda: tasks)
     monkeypatch.setattr(front_end, "running_server", lambda: SimpleNamespace(prompt_queue=queue))
-    monkeypatch.setattr(estimate_route, "_one_at_a_time", asyncio.Lock())
+    monkeypatch.setattr(estimate_route, "_reckoning", OneAtATime())
 
     async def asked() -> tuple[int, Any]:
         app = web.Application(client_max_size=1 << 27)
@@ -327,13 +329,13 @@ def test_what_is_no_graph(body: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    status, _ = ask(" " * (estimate_route.MOST_BYTES + 1), monkeypatch=monkeypatch)
+    status, _ = ask(" " * (request_body.MOST_BYTES + 1), monkeypatch=monkeypatch)
     assert status == 413
     many = {str(i): {"class_type": LOADER, "inputs": {}} for i in range(estimate_route.MOST_LOADERS + 5)}
     status, told = ask(json.dumps({"prompt": many}), monkeypatch=monkeypatch)
     assert status == 200 and len(told["loaders"]) == estimate_route.MOST_LOADERS
     more = {str(i): {"class_type": "X", "inputs": {}} for i in range(estimate_route.MOST_NODES + 1)}
-    assert ask(json.dumps({"prompt": more}), monkeypatch=monkeypatch)[0] == 400
+    assert ask(json.dumps({"prompt": more}), monkeypatch=monkeypatch)[0] == 413
 
 
 def test_a_fault_of_ours_is_no_error_of_the_page(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
@@ -342,6 +344,123 @@ def test_a_fault_of_ours_is_no_error_of_the_page(monkeypatch: pytest.MonkeyPatch
         told = only(api("wan2.1_t2v_1.3B"))
     assert told["unknown"] == "said" and "ZeroDivisionError" in told["values"]["sentence"]
     assert "no estimate" in caplog.text
+
+
+@pytest.mark.parametrize("wrong", [float("inf"), float("-inf"), float("nan"), 10**300, 1e300])
+def test_what_is_no_number_is_said_of_its_node(wrong: float) -> None:
+    for kind, name in (
+        ("EmptyHunyuanLatentVideo", "width"),
+        ("EmptyHunyuanLatentVideo", "length"),
+        ("KSampler", "steps"),
+        ("KSampler", "cfg"),
+        (LOADER, "vram_budget"),
+    ):
+        prompt = api("wan2.1_t2v_1.3B")
+        tiny.node_of(prompt, kind)["inputs"][name] = wrong
+        told = only(prompt)
+        assert told["unknown"] == "noValue" and told["values"] == {"what": name}
+        assert prompt[told["node"]]["class_type"] == kind
+
+
+def test_links_that_go_round_in_a_circle_end() -> None:
+    prompt = api("wan2.1_t2v_1.3B")
+    for name, node in prompt.items():
+        for given in node["inputs"]:
+            ringed: Workflow = json.loads(json.dumps(prompt))
+            ringed[name]["inputs"][given] = [name, 0]
+            json.dumps(estimate_route.estimates(ringed), allow_nan=False)
+
+
+def two_loaders() -> tuple[Workflow, str, str]:
+    """Each with a sampler of its own; and the ids of the loaders."""
+    prompt = api("wan2.1_t2v_1.3B")
+    other = {f"other{name}": json.loads(json.dumps(node)) for name, node in prompt.items()}
+    for node in other.values():
+        for name, value in node["inputs"].items():
+            if isinstance(value, list):
+                node["inputs"][name] = [f"other{value[0]}", value[1]]
+    first = next(name for name, node in prompt.items() if node["class_type"] == LOADER)
+    return {**prompt, **other}, first, f"other{first}"
+
+
+def test_a_fault_at_one_loader_leaves_the_others_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt, first, second = two_loaders()
+    real = estimate_route._model
+    monkeypatch.setattr(estimate_route, "_model", lambda asked, name: 1 / 0 if name == first else real(asked, name))
+    found = estimate_route.estimates(prompt)
+    assert [one["unknown"] for one in found[first]] == ["said"] and found[second][0]["verdict"] == "WHOLE"
+
+
+def test_a_graph_that_takes_too_long_takes_no_time_of_another_loader(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt, first, second = two_loaders()
+    sampler = next(node for node in prompt.values() if node["inputs"].get("model") == [first, 0])
+    for i in range(9000):  # each makes a clone
+        prompt[f"k{i}"] = {"class_type": "FuseStreamKernels", "inputs": {"model": [f"k{i - 1}" if i else first, 0]}}
+    sampler["inputs"]["model"] = ["k8999", 0]
+    estimate_route.estimates(two_loaders()[0])  # reads the file
+    monkeypatch.setattr(estimate_route, "PATIENCE", 0.6)
+    start = time.monotonic()
+    found = estimate_route.estimates(prompt)
+    assert time.monotonic() - start < 5
+    assert [one["unknown"] for one in found[first]] == ["tooMuch"] and found[second][0]["verdict"] == "WHOLE"
+    gone = estimate_route.estimates(prompt, lambda: True)
+    assert [told[0]["unknown"] for told in gone.values()] == ["tooMuch"] * 2, "nobody waits for it"
+
+
+def test_of_many_samplings_the_nearest_are_told() -> None:
+    prompt = api("wan2.1_t2v_1.3B")
+    sampler = next(node for node in prompt.values() if node["class_type"] == "KSampler")
+    prompt = {name: node for name, node in prompt.items() if not node["class_type"].startswith("Save")}
+    prompt |= {f"s{i}": json.loads(json.dumps(sampler)) for i in range(300)}
+    (told,) = estimate_route.estimates(prompt).values()
+    assert [one["verdict"] for one in told] == ["WHOLE"] * estimate_route.MOST_SAMPLINGS
+
+
+def test_the_file_of_another_loader_is_read_when_the_page_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow disk: one file a question, however many there are."""
+    prompt, first, second = two_loaders()
+    prompt[second]["inputs"]["quality"] = "Fastest"  # which is another model
+    estimate_route.estimates(prompt)
+    estimate_route._unread.cache_clear()
+    monkeypatch.setattr(estimate_route, "PATIENCE", 0.2)
+    real = unread_model
+    monkeypatch.setattr(unread, "unread_model", lambda *a, **k: time.sleep(0.3) or real(*a, **k))
+    answers = [estimate_route.estimates(prompt) for _ in range(2)]
+    assert [found[first][0].get("verdict") for found in answers] == ["WHOLE"] * 2
+    assert answers[0][second][0]["unknown"] == "later" and answers[1][second][0]["verdict"] == "WHOLE"
+
+
+def test_a_question_behind_a_long_one_is_told_to_come_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on, left = threading.Event(), []
+
+    def wait(_prompt: Any, is_over: Any) -> dict[str, Any]:
+        assert go_on.wait(10)
+        left.append(is_over())
+        return {}
+
+    queue = SimpleNamespace(get_tasks_remaining=lambda: 0)
+    monkeypatch.setattr(front_end, "running_server", lambda: SimpleNamespace(prompt_queue=queue))
+    monkeypatch.setattr(estimate_route, "_reckoning", OneAtATime())
+    monkeypatch.setattr(estimate_route, "estimates", wait)
+    monkeypatch.setattr(estimate_route, "PATIENCE", 0.3)
+    prompt = api("wan2.1_t2v_1.3B")
+
+    async def asked() -> Any:
+        app = web.Application()
+        app.router.add_post(estimate_route.PATH, estimate_route.answer)
+        async with TestClient(TestServer(app)) as client:
+            first = asyncio.create_task(client.post(estimate_route.PATH, json={"prompt": prompt}))
+            await asyncio.sleep(0.1)
+            told = await (await client.post(estimate_route.PATH, json={"prompt": prompt})).json()
+            first.cancel()  # the client leaves
+            await asyncio.sleep(0.3)
+            go_on.set()
+            assert await (await client.post(estimate_route.PATH, json={"prompt": prompt})).json() == {"loaders": {}}
+            return told
+
+    told = asyncio.run(asked())["loaders"]
+    assert [one["unknown"] for of_one in told.values() for one in of_one] == ["later"]
+    assert left == [True, False], "the first was told to stop"
 
 
 def test_the_page_has_words_for_every_reason_and_source() -> None:

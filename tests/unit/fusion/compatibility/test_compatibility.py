@@ -271,7 +271,7 @@ def test_a_verdict_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert len(trials) == 3
     file = tmp_path / "cache" / verdicts.FILE
     broken = json.loads(file.read_text())
-    broken["verdicts"] = dict.fromkeys(broken["verdicts"], ["a list"])
+    broken["verdicts"] = {key: ["a list"] for key in broken["verdicts"]}
     file.write_text(json.dumps(broken))
     assert ask() is None and ask() is None and len(trials) == 4, "what is no verdict is tried anew, and kept"
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import time
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import pytest
 import torch
 from comfy_extras import nodes_ace, nodes_flux, nodes_logic, nodes_math, nodes_post_processing, nodes_resolution
 from PIL import Image
+from PIL.PngImagePlugin import PngImageFile
 
 from bed.templates.clip import write_clip
 from fusestream.nodes.graph.links import Graph
@@ -162,6 +166,50 @@ def test_numbers_come_through_what_stock_works_out() -> None:
     assert reason(wrong=wrong, sampler=sampler(steps="wrong.1")) == ("computed", "wrong", "steps")
 
 
+@pytest.mark.parametrize(
+    ("formula", "steps"),
+    [
+        ("a ** 2", 16),
+        ("pow(a, 2) + 1", 17),
+        ("4000000 ** 4000000", None),  # half a minute of stock's own code
+        ("2 ** a", None),
+        ("(a ** 60) ** 60", None),
+        ("pow(pow(4000000, 4000), 4000)", None),
+        ("a" + " + 1" * 1000, None),
+        ("(" * 500, None),
+        ("", None),
+        (7, None),
+    ],
+)
+def test_a_formula_that_may_take_long_is_left_to_the_run(formula: Any, steps: int | None) -> None:
+    start = time.monotonic()
+    given = {
+        "formula": node("ComfyMathExpression", expression=formula, values__a=4),
+        "sampler": sampler(steps="formula.1"),
+    }
+    if steps is None:
+        assert reason(**given) == ("computed", "formula", "steps")
+    else:
+        assert one(**given).steps == steps
+    assert time.monotonic() - start < 5
+
+
+def test_a_switch_that_a_decoded_size_decides_is_named() -> None:
+    """Also where a number on its way is none, or where the size is known in the end: the graph was read by then."""
+    measured = {
+        "switch": switch("size.0"),
+        "size": node("GetImageSize", image="pad.0"),
+        "pad": node("ImagePadForOutpaint", image="first.0", left=math.inf, top=0, right=0, bottom=0),
+        "first": node("VAEDecode", samples="other.0"),
+        "other": sampler("loader.0"),
+    }
+    for left, named in ((math.inf, ("noValue", "pad")), (8, ("computed", "switch"))):
+        measured["pad"]["inputs"]["left"] = left
+        found = list(samplings(graph(**measured), "loader"))
+        assert [(told.key, told.node) for told in found if isinstance(told, Unknown)] == [named]
+        assert [told.sampler for told in found if isinstance(told, Sampling)] == ["other"]
+
+
 def test_a_circle_and_a_long_way_are_no_value() -> None:
     again = node("PrimitiveInt", value="again.0")
     assert reason(again=again, sampler=sampler(steps="again.0")) == ("computed", "again", "steps")
@@ -225,6 +273,20 @@ def test_a_picture_stands_as_it_is_loaded(pictures: Path) -> None:
     assert one(**encoded(image="turned.jpg")).pixels == (0, 1200, 800)
     for name, key in (("gone.png", "noFile"), ("../secret.png", "noFile"), ("none.png", "computed"), (7, "noValue")):
         assert reason(**encoded(image=name))[:2] == (key, "load"), name
+
+
+def test_the_size_of_a_picture_is_told_without_its_pixels(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where they are a bomb: a small file that claims to be large."""
+    monkeypatch.setattr(PngImageFile, "load", lambda _self: pytest.fail("unpacked"))
+    assert one(**encoded()).pixels == (0, 800, 1200)
+    small = (pictures / "wide.png").read_bytes()
+    for side, is_told in ((9000, True), (65500, False)):
+        header = b"IHDR" + 2 * side.to_bytes(4, "big") + small[24:29]
+        (pictures / "bomb.png").write_bytes(small[:12] + header + zlib.crc32(header).to_bytes(4, "big") + small[33:])
+        if is_told:
+            assert one(**encoded(image="bomb.png")).pixels == (0, side, side)
+        else:
+            assert reason(**encoded(image="bomb.png"))[:2] == ("computed", "load")
 
 
 def test_frames_of_a_video_are_counted(pictures: Path) -> None:

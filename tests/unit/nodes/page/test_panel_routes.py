@@ -18,6 +18,7 @@ import execution
 import pytest
 import torch
 from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
 from PIL import Image
 
 from fusestream import checkpoints
@@ -103,16 +104,19 @@ def models() -> list[dict[str, Any]]:
     return found
 
 
-def release(body: bytes) -> web.Response:
-    async def read() -> Any:
-        return json.loads(body)
+def release(body: bytes) -> tuple[int, Any]:
+    async def asked() -> tuple[int, Any]:
+        app = web.Application()
+        app.router.add_post(panel.RELEASE, panel.release)
+        async with TestClient(TestServer(app)) as client:
+            answer = await client.post(panel.RELEASE, data=body)
+            return answer.status, await answer.json()
 
-    return get(panel.release, json=read)
+    return asyncio.run(asked())
 
 
 def let_go(id: Any) -> tuple[int, Any]:
-    answer = release(json.dumps({"id": id}).encode())
-    return answer.status, told(answer)
+    return release(json.dumps({"id": id}).encode())
 
 
 def named(name: str) -> dict[str, Any]:
@@ -257,8 +261,8 @@ def test_what_fails_after_a_prompt_ends_nothing_else(server: Server, caplog: pyt
 )
 def test_bad_input_is_refused(server: Server, loaded: tuple[Any, Any], body: bytes) -> None:
     before = models()
-    answer = release(body)
-    assert answer.status == 400 and "number of a model" in told(answer)["error"]
+    status, answer = release(body)
+    assert status == 400 and "number of a model" in answer["error"]
     assert models() == before
 
 
