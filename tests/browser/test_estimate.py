@@ -229,6 +229,23 @@ def test_it_goes_where_there_is_none(front: FrontEnd, drawn_by: type[Canvas | El
     assert not toasts(front).count()
 
 
+def test_what_comes_later_is_asked_for_again(front: FrontEnd) -> None:
+    """The server was still at the file of another loader: nobody need edit anything for it."""
+    later = {"sampler": "", "unknown": "later", "node": "", "values": {}}
+    answers = [later, later, STREAMS]
+
+    def answer(route: Route) -> None:
+        prompt, one = route.request.post_data_json["prompt"], answers.pop(0) if len(answers) > 1 else answers[0]
+        loaders = {name: [one] for name, node in prompt.items() if node["class_type"] in LOADERS}
+        route.fulfill(json={"loaders": loaders})
+
+    front.page.route(ROUTE, answer)
+    front.page.evaluate(SHOW, [workflow(TEMPLATE), 0.62, 120, 90])
+    (loader,) = front.page.evaluate(IDS, list(LOADERS))
+    expect(shown(front, loader)).to_contain_text("another file is read first; it comes by itself.")
+    expect(shown(front, loader)).to_contain_text("38 s a step")
+
+
 INTO_SUBGRAPH = """async () => {
     const { node } = app.graph.convertToSubgraph(new Set(app.graph.nodes.filter(n => n.type !== 'MarkdownNote')))
     node.title = 'All of it'
