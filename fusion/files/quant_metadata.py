@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import comfy.quant_ops
+import torch
 
 from ...memory import Checkpoint, WeightFile
 from ...memory.strict_json import parse
@@ -51,24 +53,36 @@ def check_quantised(source: Checkpoint) -> None:
 
 
 def _in_metadata(header: WeightFile) -> Iterator[tuple[str, Any]]:
-    text = header.metadata.get(QUANTISED)
-    if text is None:
-        return
-    layers = _object(text.encode(), f"{header.path}: its {QUANTISED}").get("layers")
-    if not isinstance(layers, dict):
-        raise WrongFile(f"{header.path}: its {QUANTISED} lists no layers. The file is damaged; download it again.")
-    yield from layers.items()
+    if QUANTISED in header.metadata:
+        yield from _table(header.metadata, header.path)["layers"].items()
+
+
+def _table(metadata: Mapping[str, str], path: Path | str) -> dict[str, Any]:
+    found = _object(metadata[QUANTISED].encode(), f"{path}: its {QUANTISED}")
+    if not isinstance(found.get("layers"), dict):
+        raise WrongFile(f"{path}: its {QUANTISED} lists no layers. The file is damaged; download it again.")
+    return found
 
 
 def _in_tensors(source: Checkpoint) -> Iterator[tuple[str, Any]]:
     path = source.files[0].path
     for name, extent in source.extents.items():
         if name.endswith(NOTE):
-            if extent.dtype != "U8" or extent.nbytes > LONGEST:
-                raise WrongFile(
-                    f"{path}: {listed([name])} is no note on a quantised layer. The file is damaged; download it again."
-                )
-            yield name.removesuffix(NOTE), _object(source.read(extent).numpy().tobytes(), f"{path}: {listed([name])}")
+            what = f"{path}: {listed([name])}"
+            if extent.nbytes > LONGEST:
+                raise _no_note(what)
+            yield name.removesuffix(NOTE), read_note(source.read(extent), what)
+
+
+def read_note(note: torch.Tensor, what: str) -> dict[str, Any]:
+    """How a layer is stored, of a tensor of bytes. what: names it in a `WrongFile`."""
+    if note.dtype is not torch.uint8 or note.nbytes > LONGEST:
+        raise _no_note(what)
+    return _object(note.numpy().tobytes(), what)
+
+
+def _no_note(what: str) -> WrongFile:
+    return WrongFile(f"{what} is no note on a quantised layer. The file is damaged; download it again.")
 
 
 def _object(raw: bytes, what: str) -> dict[str, Any]:
@@ -101,12 +115,12 @@ def fault_of_settings(metadata: Mapping[str, str]) -> str | None:
 # ------------------------------------------------------------------------------------------------------------- renaming
 
 
-def renamed(metadata: Mapping[str, str], rename: Rename) -> dict[str, str]:
+def renamed(metadata: Mapping[str, str], rename: Rename, path: Path | str) -> dict[str, str]:
     """The metadata of a file whose tensors get other names, with the notes on its layers
-    renamed."""
+    renamed. path: is named in a `WrongFile`."""
     found = dict(metadata)
     if QUANTISED in found:
-        table = json.loads(found[QUANTISED])
+        table = _table(found, path)
         table["layers"] = {rename(f"{layer}.")[:-1]: note for layer, note in table["layers"].items()}
         found[QUANTISED] = json.dumps(table)
     return found

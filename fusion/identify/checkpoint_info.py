@@ -291,7 +291,7 @@ def renamed(
     rename = CheckpointInfo.of_tensors(tensors, path).rename
     if rename is None:
         return tensors, metadata
-    return {rename(name): tensor for name, tensor in tensors.items()}, quant_metadata.renamed(metadata, rename)
+    return {rename(name): tensor for name, tensor in tensors.items()}, quant_metadata.renamed(metadata, rename, path)
 
 
 def use_stocks_names(source: Checkpoint, rename: Rename) -> None:
@@ -300,6 +300,8 @@ def use_stocks_names(source: Checkpoint, rename: Rename) -> None:
     extents = MappingProxyType({rename(name): extent for name, extent in source.extents.items()})
     source.extents = extents
     source.files = (
-        dataclasses.replace(header, extents=extents, metadata=quant_metadata.renamed(header.metadata, rename)),
+        dataclasses.replace(
+            header, extents=extents, metadata=quant_metadata.renamed(header.metadata, rename, header.path)
+        ),
         *source.files[1:],
     )

@@ -93,9 +93,10 @@ def _stocks(
     """Stock's own VAE. dtype: type to compute in; None: as stock chooses."""
     if not quantised_file.quantised_layers(weights):
         return _made(path, weights, metadata, dtype)
-    if (vae := _of_quantised(path, weights, metadata, dtype)) is not None:
-        return vae
     try:
+        quantised_file.check_notes(weights)
+        if (vae := _of_quantised(path, weights, metadata, dtype)) is not None:
+            return vae
         halves = quantised_file.in_halves(weights)
     except WrongFile as error:
         raise WrongFile(f"{path}: {error}") from error

@@ -8,7 +8,6 @@ gets the file as it is.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from ..base.errors import WrongFile
+from ..files.quant_metadata import NOTE, read_note
 from ..weights.storage import is_quantised
 
-NOTE = ".comfy_quant"  # of a layer: how its weight is stored, as JSON
 PACKED = ("nvfp4", "convrot_w4a4")  # formats with two numbers to a byte
 HALVES = torch.float16  # what weights are unpacked to
 FP8 = ("float8_e4m3fn", "float8_e5m2")
@@ -30,6 +29,14 @@ Tensors = Mapping[str, Tensor]
 def quantised_layers(tensors: Tensors) -> list[str]:
     """The names of the layers whose weights are quantised."""
     return [name.removesuffix(NOTE) for name in tensors if name.endswith(NOTE)]
+
+
+def check_notes(tensors: Tensors) -> None:
+    """Raise `WrongFile` if a note is broken, or is about no weight: ComfyUI trusts them."""
+    for layer in quantised_layers(tensors):
+        read_note(tensors[f"{layer}{NOTE}"], f"{layer}{NOTE}")
+        if f"{layer}.weight" not in tensors:
+            raise WrongFile(f"it has a note on how {layer}.weight is stored, and lacks it. Download it again.")
 
 
 def holds_quantised(net: nn.Module) -> bool:
@@ -52,7 +59,7 @@ def in_halves(tensors: Tensors) -> dict[str, Tensor]:
 
 
 def _numbers(layer: str, state: dict[str, Tensor]) -> Tensor:
-    weight, kind = state["weight"], json.loads(state["comfy_quant"].numpy().tobytes()).get("format")
+    weight, kind = state["weight"], read_note(state["comfy_quant"], f"{layer}{NOTE}").get("format")
     if weight.ndim != 2 and kind in FP8:
         return weight.to(HALVES) * state.get("weight_scale", torch.ones(())).to(HALVES)
     if weight.ndim != 2:

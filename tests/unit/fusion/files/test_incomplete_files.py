@@ -27,6 +27,7 @@ from fusestream.fusion.base import notices
 from fusestream.fusion.base.errors import WrongFile
 from fusestream.fusion.base.family import Role
 from fusestream.fusion.families import family_of
+from fusestream.fusion.files import quant_metadata
 from fusestream.fusion.files.completeness import refuse_gaps, require
 from fusestream.fusion.identify.checkpoint_info import CheckpointInfo, header_of
 from fusestream.memory import Extent, WeightFile, read_header
@@ -405,6 +406,7 @@ NOTES = {
     "no JSON": ("{not json", "is not sound JSON"),
     "no table": ("[]", "is not sound JSON"),
     "another format": ('{"format": "int3_magic"}', "is quantised as 'int3_magic', which this ComfyUI does not know"),
+    "a deep one": ("[" * 50_000, "is not sound JSON"),
     "no format": ("{}", "is quantised as {}, which this ComfyUI does not know"),
     "a format that is none": ('{"format": ["nvfp4"]}', "which this ComfyUI does not know"),
 }
@@ -425,11 +427,22 @@ def test_a_broken_note_on_a_layer_is_named(folder: Path, what: str) -> None:
 @pytest.mark.parametrize("what", [*NOTES, "no layers"])
 def test_broken_metadata_on_quantisation_is_named(folder: Path, what: str) -> None:
     text, words = NOTES.get(what, ('{"format_version": "1.0"}', "lists no layers"))
-    if what not in ("no JSON", "no table", "no layers"):
+    if what not in ("no JSON", "no table", "a deep one", "no layers"):
         text = f'{{"layers": {{"blocks.1.ffn.0": {text}}}}}'
     metadata = {"_quantization_metadata": text}
     (told,) = refusals(folder, "wan_t2v", lambda tensors: None, storage="fp8_metadata", metadata=metadata)
     assert words in told
+
+
+@pytest.mark.parametrize("text", ["{not json", "[]", "[" * 50_000, "{}", '{"layers": []}'])
+def test_broken_metadata_is_named_before_its_layers_are_renamed(text: str) -> None:
+    with pytest.raises(WrongFile, match=r"^a\.safetensors: its _quantization_metadata "):
+        quant_metadata.renamed({"_quantization_metadata": text}, str.upper, "a.safetensors")
+    sound = {"_quantization_metadata": '{"layers": {"a.b": {"format": "c"}}}', "other": "d"}
+    found = quant_metadata.renamed(sound, str.upper, "a.safetensors")
+    assert json.loads(found.pop("_quantization_metadata")) == {"layers": {"A.B": {"format": "c"}}} and found == {
+        "other": "d"
+    }
 
 
 def test_a_scale_that_lacks_is_named(folder: Path) -> None:

@@ -105,6 +105,33 @@ def test_a_format_that_this_comfyui_does_not_know_is_named(halves: dict[str, Ten
         load_vae(path)
 
 
+@pytest.mark.parametrize(
+    ("note", "words"),
+    [
+        (b"no json", "is not sound JSON"),
+        (b"\xff", "is not sound JSON"),
+        (b"[" * 50_000, "is not sound JSON"),
+        (b"[]", "is not sound JSON"),
+        (b" " * 100_000, "is no note on a quantised layer"),
+        (torch.zeros(8, dtype=torch.bfloat16), "is no note on a quantised layer"),
+        (None, "and lacks it"),
+    ],
+    ids=lambda value: repr(value)[:20],
+)
+def test_a_broken_note_is_named(halves: dict[str, Tensor], tmp_path: Path, note: Any, words: str) -> None:
+    of_integers, _ = files(halves, tmp_path, "rows")
+    tensors = comfy.utils.load_torch_file(of_integers)
+    layer = quantised_file.quantised_layers(tensors)[0]
+    if note is None:
+        del tensors[f"{layer}.weight"]
+    else:
+        note = torch.frombuffer(bytearray(note), dtype=torch.uint8) if isinstance(note, bytes) else note
+        tensors = {**tensors, f"{layer}.comfy_quant": note}
+    path = written(tmp_path / "broken.safetensors", tensors)
+    with pytest.raises(WrongFile, match=f"(?s)broken.safetensors: .*{re.escape(layer)}.* {words}"):
+        load_vae(path)
+
+
 @pytest.mark.parametrize("kind", sorted({*QUANT_ALGOS} - {"convrot_w4a4"}))
 def test_a_layer_computes_as_stocks_quantised_one(kind: str) -> None:
     """Scales of inputs, as AWQ has them, are in the weight then."""
