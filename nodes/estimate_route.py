@@ -10,6 +10,7 @@ until then is said to be too large, or to come later.
 
 from __future__ import annotations
 
+import importlib
 import logging
 import math
 from collections.abc import Callable, Mapping
@@ -88,6 +89,8 @@ async def answer(request: web.Request) -> web.Response:
 def estimates(prompt: Mapping[str, Any], is_over: Callable[[], bool] = lambda: False) -> dict[str, Any]:
     """The page's answer for each sampling with a loader's model, by the loader's id. is_over: whether
     nobody waits for it any more."""
+    # The server starts without torch, and its import takes longer than a graph may.
+    importlib.import_module("..fusion.estimate.plan", __package__)
     patience, loaders = Patience(PATIENCE, is_over), _loaders(prompt)
     try:
         asked = _Asked(Graph(prompt, queued.kind_of, go_on=patience), patience)

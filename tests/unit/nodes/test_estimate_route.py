@@ -422,9 +422,9 @@ def test_the_file_of_another_loader_is_read_when_the_page_asks_again(monkeypatch
     prompt[second]["inputs"]["quality"] = "Fastest"  # which is another model
     estimate_route.estimates(prompt)
     estimate_route._unread.cache_clear()
-    monkeypatch.setattr(estimate_route, "PATIENCE", 0.2)
+    monkeypatch.setattr(estimate_route, "PATIENCE", 0.5)
     real = unread_model
-    monkeypatch.setattr(unread, "unread_model", lambda *a, **k: time.sleep(0.3) or real(*a, **k))
+    monkeypatch.setattr(unread, "unread_model", lambda *a, **k: time.sleep(0.6) or real(*a, **k))
     answers = [estimate_route.estimates(prompt) for _ in range(2)]
     assert [found[first][0].get("verdict") for found in answers] == ["WHOLE"] * 2
     assert answers[0][second][0]["unknown"] == "later" and answers[1][second][0]["verdict"] == "WHOLE"
