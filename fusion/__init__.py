@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ..kernels_cuda import KernelPolicy
     from ..kernels_cuda.policy import Mode, Precision
-    from .base.errors import WrongFile
+    from .base.errors import WrongFile, WrongInput
     from .base.policy import all_off, policy_for_card
     from .identify.checkpoint_info import inspect_file
     from .identify.encoder_sets import inspect_text_encoders
@@ -26,6 +26,7 @@ __all__ = [
     "Mode",
     "Precision",
     "WrongFile",
+    "WrongInput",
     "all_off",
     "at_quality",
     "beside_the_model",
@@ -44,6 +45,7 @@ HOMES = {
     "Mode": "..kernels_cuda.policy",
     "Precision": "..kernels_cuda.policy",
     "WrongFile": ".base.errors",
+    "WrongInput": ".base.errors",
     "all_off": ".base.policy",
     "at_quality": ".load.draft_quality",
     "beside_the_model": ".load.checkpoint",

@@ -196,9 +196,11 @@ def _model(asked: _Asked, loader: str) -> Any:
     user_files.read_step_times()
     try:
         model = _unread(path, files.state(path), inputs.get("kernels", "auto"), precision, budget, role)
-    except (fusion.WrongFile, BadFile, ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError) as error:
         log.debug("no estimate for %s", name, exc_info=True)
-        raise Unknown("said", sentence=str(error).replace(path, Path(path).name)) from error
+        is_told = isinstance(error, (fusion.WrongFile, fusion.WrongInput, BadFile))  # when it runs, too
+        sentence = str(error).replace(path, Path(path).name)
+        raise Unknown("fails" if is_told else "said", sentence=sentence) from error
     if model is None:
         raise Unknown("whole")
     return fusion.at_quality(model, inputs.get("quality", declare.BY_PRECISION))

@@ -31,6 +31,7 @@ from ...memory import (
     open_pager,
     open_parcels,
 )
+from ..base.errors import WrongInput
 from ..weights import ggml_blocks
 from . import segments, vram_pool
 from .segments import Segmentation
@@ -79,7 +80,7 @@ class Residency:
         if ceiling is not None and ceiling < self.narrow:
             gib = vram_pool.GIB
             least = math.ceil(self.narrow / gib * 1000) / 1000  # as a budget it is enough
-            raise vram_pool.OutOfVram(
+            raise WrongInput(
                 f"The weights need at least {least:.3f} GiB of VRAM to pass through, and vram_budget is "
                 f"{ceiling / gib:.3f} GiB. Raise vram_budget in the {loader}."
             )

@@ -17,7 +17,8 @@ from comfyui_workflow_templates import get_asset_path
 from playwright.sync_api import Locator, Route, expect
 
 from bed.depth import is_thorough
-from bed.templates import EXAMPLES
+from bed.server import Server
+from bed.templates import EXAMPLES, files
 from bed.templates.__main__ import WORKFLOWS
 from browser.colours import PIXEL, contrast
 from browser.front_end import FrontEnd
@@ -148,6 +149,20 @@ def test_it_follows_what_is_edited(front: FrontEnd, drawn_by: type[Canvas | Elem
     widgets.number(front.node("KSampler"), "steps", 9)
     expect(estimate).to_contain_text(re.compile("known once it has sampled here|9 steps"))
     assert not queued and front.page.evaluate(QUEUED) == 0
+
+
+@pytest.mark.parametrize("drawn_by", [Elements])
+def test_a_file_that_came_is_seen_by_r(front: FrontEnd, server: Server) -> None:
+    path = server.base / "models" / files.T2V_SMALL.folder / files.T2V_SMALL.name
+    away = path.rename(path.with_suffix(".away"))
+    try:
+        front.open_template(TEMPLATE)
+        estimate = shown(front, front.node("FuseStream Diffusion Model Loader"))
+        expect(estimate).to_contain_text(f"This will not run: {files.T2V_SMALL.name} is not there.")
+    finally:
+        away.rename(path)
+    front.page.locator("canvas").first.press("r")
+    expect(estimate).to_contain_text(re.compile("^Fits"))
 
 
 @pytest.mark.skipif(not is_thorough(), reason="it samples for minutes where the processor is busy")

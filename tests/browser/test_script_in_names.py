@@ -97,7 +97,7 @@ def test_at_a_loader(front: FrontEnd) -> None:
         {"sampler": "", "unknown": "computed", "node": NAME, "values": {"what": NAME}},
     ]
     loader = load(front, NAME)
-    expect(shown(front, loader)).to_contain_text(f"No estimate: {NAME}: is a web page")  # as the server tells it
+    expect(shown(front, loader)).to_contain_text(f"This will not run: {NAME}: is a web page")  # as the server tells it
     front.page.route(ROUTE, lambda route: route.fulfill(json={"loaders": {loader: said}}))
     front.page.evaluate("() => { app.graph.nodes.find(n => n.type === 'KSampler').widgets[0].value += 1 }")
     front.page.evaluate("() => app.api.dispatchEvent(new CustomEvent('reconnected'))")

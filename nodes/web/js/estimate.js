@@ -20,6 +20,7 @@ const PATIENCE = 60000 // milliseconds for an answer: the first one waits for to
 const TRIES = 10 // times that it is asked again without a change, for what comes later
 const MOST = 3 // samplings of one model that are shown
 const LACKING = ["NOT", "TIGHT"]
+const FAILING = ["noFile", "fails"] // it would not run
 
 const estimates = new Overlays("fusestreamEstimate", fill, show, { lasts: true })
 
@@ -46,7 +47,10 @@ function show({ element, lines }, { told }) {
 /** What is said of one sampling, line by line. isOneOfMany: which one it is, is said too. */
 function linesOf(told, isOneOfMany) {
     const name = isOneOfMany && told.sampler ? `${titleOf(told.sampler)}: ` : ""
-    if (told.unknown) return [{ text: `${name}${words("noEstimate")} ${reasonOf(told)}` }]
+    if (told.unknown) {
+        const lacks = FAILING.includes(told.unknown)
+        return [{ text: `${name}${words(lacks ? "willFail" : "noEstimate")} ${reasonOf(told)}`, lacks }]
+    }
     const lacks = LACKING.includes(told.verdict), { changes } = told
     const found = [{ text: name + memoryOf(told), lacks }, { text: timeOf(told) }]
     const ram = told.ram && ramOf(told.ram)
@@ -179,4 +183,5 @@ app.registerExtension({
         hide()
         soon()
     },
+    refreshComboInNodes: () => soon(true), // by R: files may have come
 })

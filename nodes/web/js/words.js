@@ -88,6 +88,7 @@ const ENGLISH = {
     auto_FP8_AS_FP16: "fp8 weights made FP16 for each product, FP32 sums",
     auto_STOCK: "as stored, products by ComfyUI, FP32 sums in attention",
     noEstimate: "No estimate:",
+    willFail: "This will not run:",
     unknown_noSampler: "no sampler takes this model yet.",
     unknown_noFile: "{file} is not there. Put it into {folder} and press R, or choose another.",
     unknown_noLatent: "{node} has no latent yet.",
@@ -103,6 +104,7 @@ const ENGLISH = {
     unknown_later: "another file is read first; it comes by itself.",
     unknown_tooMuch: "this workflow is too large to be read in two seconds.",
     unknown_said: "{sentence}",
+    unknown_fails: "{sentence}",
 }
 
 let translated = {}

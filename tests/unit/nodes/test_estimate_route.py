@@ -180,12 +180,14 @@ def test_what_is_missing_is_named(models: Path) -> None:
     folder_paths.filename_list_cache.clear()
     loader["model_name"] = "page.safetensors"
     told = only(prompt)
-    assert told["unknown"] == "said" and "page.safetensors: is a web page" in told["values"]["sentence"]
+    assert told["unknown"] == "fails" and "page.safetensors: is a web page" in told["values"]["sentence"]
     assert str(models) not in json.dumps(told), "no folder is told"
     loader["model_name"] = ["4711", 0]
     assert only(prompt)["unknown"] == "computed"
     loader.update(model_name="wan2.1_t2v_1.3B_fp16.safetensors", vram_budget=0.0001)
-    least = re.search(r"at least ([\d.]+) GiB of VRAM", only(prompt)["values"]["sentence"])
+    told = only(prompt)
+    assert told["unknown"] == "fails"
+    least = re.search(r"at least ([\d.]+) GiB of VRAM", told["values"]["sentence"])
     assert least is not None
     loader["vram_budget"] = float(least[1])
     assert only(prompt)["verdict"] == "STREAMS", "the budget that it names is enough"

@@ -19,6 +19,7 @@ from comfy.patcher_extension import CallbacksMP
 from live_memory import no_collector
 
 from fusestream import checkpoints
+from fusestream.fusion.base.errors import WrongInput
 from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
 from fusestream.fusion.patcher import streaming_patcher
 from fusestream.fusion.stream import vram_pool
@@ -98,9 +99,7 @@ def test_auto_takes_what_stock_gives(folder: Path) -> None:
 
 def test_a_budget_too_small_says_so_at_once(folder: Path) -> None:
     path = str(checkpoints.write("wan_t2v", folder, "fp32"))
-    with pytest.raises(
-        torch.OutOfMemoryError, match=r"need at least 0\.003 GiB.*vram_budget is 0\.001.*Raise vram_budget"
-    ):
+    with pytest.raises(WrongInput, match=r"need at least 0\.003 GiB.*vram_budget is 0\.001.*Raise vram_budget"):
         load_streamed_diffusion_model(path, 0.001)
 
 

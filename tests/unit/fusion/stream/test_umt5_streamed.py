@@ -19,11 +19,11 @@ from plain_device import PlainDevice
 from safetensors.torch import load_file, save_file
 
 from fusestream import checkpoints, fusion
-from fusestream.fusion.base.errors import NotStreamable, NotWhileStreaming, WrongFile
+from fusestream.fusion.base.errors import NotStreamable, NotWhileStreaming, WrongFile, WrongInput
 from fusestream.fusion.families.t5 import encoder as t5
 from fusestream.fusion.load.text import load_streamed_text_encoder
 from fusestream.fusion.patcher.streaming_patcher import StreamingModelPatcher
-from fusestream.fusion.stream import residency, segments, vram_pool
+from fusestream.fusion.stream import residency, segments
 from fusestream.memory import FileChanged, Pager, RamBudget, bounds
 from fusestream.memory.backends.slots import SlotsBackend
 from fusestream.memory.host.host import Host
@@ -207,7 +207,7 @@ def test_each_row_of_the_embedding_is_read_once(path: str, monkeypatch: pytest.M
 
 
 def test_a_budget_too_small_names_this_loader(path: str) -> None:
-    with pytest.raises(vram_pool.OutOfVram, match="Raise vram_budget in the FuseStream Text Encoder Loader"):
+    with pytest.raises(WrongInput, match="Raise vram_budget in the FuseStream Text Encoder Loader"):
         load_streamed_text_encoder(path, [], 1 / 2**14)
 
 
