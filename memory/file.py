@@ -131,3 +131,11 @@ _brief.maxlevel = 2
 def brief(value: object) -> str:
     """A short form, for messages, of a value that may be megabytes long."""
     return _brief.repr(value)
+
+
+def sized(nbytes: int) -> str:
+    """A file's size, for messages: 1.42 GB."""
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "KB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:.3g} {name}"
+    return f"{nbytes} bytes"

@@ -16,7 +16,6 @@ import math
 from collections.abc import Callable, Mapping
 from functools import cached_property, lru_cache
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..fusion.base.family import Role
@@ -199,8 +198,7 @@ def _model(asked: _Asked, loader: str) -> Any:
     except (ValueError, RuntimeError) as error:
         log.debug("no estimate for %s", name, exc_info=True)
         is_told = isinstance(error, (fusion.WrongFile, fusion.WrongInput, BadFile))  # when it runs, too
-        sentence = str(error).replace(path, Path(path).name)
-        raise Unknown("fails" if is_told else "said", sentence=sentence) from error
+        raise Unknown("fails" if is_told else "said", sentence=files.without_folders(str(error), path)) from error
     if model is None:
         raise Unknown("whole")
     return fusion.at_quality(model, inputs.get("quality", declare.BY_PRECISION))

@@ -159,7 +159,8 @@ async def missing_part(node: str | None, widget: str, name: str | None) -> str |
         return None
     for role in taken:
         if not (beside.text if role is Role.TEXT else beside.vae):
-            return f"{path} has no {role.words} inside: connect one from the {role.loader}, or get a checkpoint that has one."
+            here = f"{Path(path).name} has no {role.words} inside"
+            return f"{here}: connect one from the {role.loader}, or get a checkpoint that has one."
     return None
 
 
@@ -179,7 +180,7 @@ async def wrong_vae(node: str | None, widget: str, name: str | None, role: Role 
         if vae is not None:
             found = await asyncio.to_thread(_mismatch, model, state(model), vae, state(vae))
             if found is not None:
-                return found
+                return without_folders(found, model, vae)
     return None
 
 
@@ -200,7 +201,7 @@ async def wrong_model(node: str | None, name: str | None) -> str | None:
         if model is not None:
             found = await asyncio.to_thread(_mismatch, model, state(model), vae, state(vae))
             if found is not None:
-                return found
+                return without_folders(found, model, vae)
     return None
 
 
@@ -251,16 +252,25 @@ def _told(file: Path) -> tuple[int, ...] | str:
 
 
 def refused_by(look: Callable[..., None], *args: Any) -> str | None:
-    """The fault of headers, in a sentence; None: they are sound. look: at them, by these arguments.
-    What is refused is checked again, because another file may supply what one lacks by now."""
+    """The fault of headers, in a sentence; None: they are sound. look: at them, by these arguments,
+    of which the first is a path, or several. What is refused is checked again, because another file
+    may supply what one lacks by now."""
     from .. import fusion  # noqa: PLC0415 - the server starts without it
     from ..memory import BadFile  # noqa: PLC0415
 
     try:
         look(*args)
     except (fusion.WrongFile, BadFile) as error:
-        return str(error)
+        return without_folders(str(error), *([args[0]] if isinstance(args[0], str) else args[0]))
     return None
+
+
+def without_folders(sentence: str, *paths: str) -> str:
+    """A sentence for the page, which names a file without its folder."""
+    for path in paths:
+        name = Path(path).name
+        sentence = sentence.replace(f"{path}: ", f"{name} ").replace(path, name)
+    return sentence
 
 
 @lru_cache(maxsize=256)

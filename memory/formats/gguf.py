@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import BinaryIO
 
 from ..encoding import GGML, GGML_OTHERS, Encoding
-from ..file import MAX_ELEMENTS, BadFile, Extent, WeightFile, brief
+from ..file import MAX_ELEMENTS, BadFile, Extent, WeightFile, brief, sized
 from .gguf_values import FIXED, MAX_HEADER_BYTES, Cursor, Listed, Value
 
 MAGIC = b"GGUF"
@@ -173,8 +173,8 @@ def _extent(
     begin = data_begin + offset
     if begin + nbytes > size:
         raise BadFile(
-            f"{path}: is cut short: tensor {brief(name)} ends at byte {begin + nbytes}, the file at byte {size}. Download it "
-            "again. (Where it came in several pieces that had to be joined, join them.)"
+            f"{path}: is cut short: it has {sized(size)}, and tensor {brief(name)} alone ends at {sized(begin + nbytes)}. "
+            "Download it again. (Where it came in several pieces that had to be joined, join them.)"
         )
     return Extent(name, encoding.name, _original_shape(cursor, name, shape, values), begin, begin + nbytes)
 

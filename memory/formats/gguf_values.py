@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ..file import BadFile, brief, told_as_bad_file
+from ..file import BadFile, brief, sized, told_as_bad_file
 
 # The longest real headers hold vocabularies of language models: 250 000 tokens with scores and
 # merges, 16 MB.
@@ -179,7 +179,7 @@ class Cursor:
             return
         if end > self._size:
             raise BadFile(
-                f"{self.path}: is cut short: its header goes on to byte {end} at least, the file has {self._size}. "
+                f"{self.path}: is cut short: its header alone needs {sized(end)} at least, the file has {sized(self._size)}. "
                 "Download it again."
             )
         if end > MAX_HEADER_BYTES:

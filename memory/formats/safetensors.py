@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import BinaryIO
 
 from ..encoding import SAFETENSORS
-from ..file import MAX_ELEMENTS, BadFile, Extent, WeightFile, brief, told_as_bad_file
+from ..file import MAX_ELEMENTS, BadFile, Extent, WeightFile, brief, sized, told_as_bad_file
 from ..strict_json import is_text, parse
 
 # A real 28 GB checkpoint needs about 200 KB. The safetensors library allows 100 MB, which is
@@ -68,7 +68,7 @@ def _what_it_is_instead(prefix: bytes, size: int, length: int) -> str:
         return (
             f"says its header has {length} bytes, more than any safetensors file. It is damaged or of another format."
         )
-    return f"is cut short: its header alone needs {length} bytes, the file has {size}. Download it again."
+    return f"is cut short: its header alone needs {sized(length)}, the file has {sized(size)}. Download it again."
 
 
 def _metadata(path: Path, entry: object) -> dict[str, str]:
@@ -106,7 +106,7 @@ def _extent(path: Path, name: str, entry: object, data_begin: int, size: int) ->
         raise bad(f"ends before it begins, at bytes {begin} and {end}")
     if data_begin + end > size:
         raise BadFile(
-            f"{path}: is cut short: tensor {brief(name)} ends at byte {data_begin + end}, the file at byte {size}. "
+            f"{path}: is cut short: it has {sized(size)}, and tensor {brief(name)} alone ends at {sized(data_begin + end)}. "
             "Download it again."
         )
     block = SAFETENSORS[dtype]

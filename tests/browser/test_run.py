@@ -72,7 +72,7 @@ def test_bad_file_is_explained_and_the_next_prompt_works(front: FrontEnd, widget
         front.page.get_by_test_id("queue-button").click()
     assert answered.value.status == 400, "it is refused before it is queued"
     toast = toasts(front)
-    expect(toast).to_contain_text(f"{BAD_FILE}: is a web page, not a model")
+    expect(toast).to_contain_text(f"{BAD_FILE} is a web page, not a model")
     assert all("400 POST" in problem or "PromptExecutionError" in problem for problem in front.problems)
     front.problems.clear()  # the browser notes the refusal
 

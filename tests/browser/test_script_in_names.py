@@ -76,7 +76,7 @@ def test_a_name_is_only_a_name(front: FrontEnd) -> None:
         front.page.get_by_test_id("queue-button").click()
     assert answer.value.status == 400
     expect(toasts(front)).to_have_count(1)
-    expect(sentence(toasts(front))).to_contain_text(f"{NAME}: is a web page")
+    expect(sentence(toasts(front))).to_contain_text(f"{NAME} is a web page")
     sampler = next(node["id"] for node in front.nodes() if node["type"] == "KSampler")
     front.page.evaluate(HEAR, ["notice", {"node": sampler, "sentence": f"{NAME} does not use the image"}])
     expect(toasts(front).filter(has_text=f"{NAME} does not use the image")).to_have_count(1)
@@ -97,7 +97,7 @@ def test_at_a_loader(front: FrontEnd) -> None:
         {"sampler": "", "unknown": "computed", "node": NAME, "values": {"what": NAME}},
     ]
     loader = load(front, NAME)
-    expect(shown(front, loader)).to_contain_text(f"This will not run: {NAME}: is a web page")  # as the server tells it
+    expect(shown(front, loader)).to_contain_text(f"This will not run: {NAME} is a web page")  # as the server tells it
     front.page.route(ROUTE, lambda route: route.fulfill(json={"loaders": {loader: said}}))
     front.page.evaluate("() => { app.graph.nodes.find(n => n.type === 'KSampler').widgets[0].value += 1 }")
     front.page.evaluate("() => app.api.dispatchEvent(new CustomEvent('reconnected'))")

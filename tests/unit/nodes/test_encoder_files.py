@@ -131,7 +131,7 @@ def test_headers_are_read_once_until_a_file_changes(models: Path, monkeypatch: p
     path = models / "text_encoders" / "clip_l.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
     answer = asked(**inputs)
-    assert isinstance(answer, str) and "clip_l.safetensors: is cut short" in answer
+    assert isinstance(answer, str) and "clip_l.safetensors is cut short" in answer
 
 
 def test_a_fingerprint_is_that_of_all_files(models: Path) -> None:

@@ -180,7 +180,7 @@ def test_what_is_missing_is_named(models: Path) -> None:
     folder_paths.filename_list_cache.clear()
     loader["model_name"] = "page.safetensors"
     told = only(prompt)
-    assert told["unknown"] == "fails" and "page.safetensors: is a web page" in told["values"]["sentence"]
+    assert told["unknown"] == "fails" and "page.safetensors is a web page" in told["values"]["sentence"]
     assert str(models) not in json.dumps(told), "no folder is told"
     loader["model_name"] = ["4711", 0]
     assert only(prompt)["unknown"] == "computed"
