@@ -56,7 +56,7 @@ function linesOf(told, isOneOfMany) {
     const ram = told.ram && ramOf(told.ram)
     if (ram) found.push({ text: ram, lacks: told.ram.eachStep > 0 })
     if (told.auto) found.push({ text: `auto: ${words(`auto_${told.auto}`)}` })
-    if (changes.length) found.push({ text: `${words(lacks ? "wouldFit" : "faster")} ${changes.map(changeOf).join(", ")}` })
+    if (changes.length) found.push({ text: `${words(lacks ? "wouldFit" : "faster")} ${changes.map(changeOf).join(words("or"))}` })
     else if (told.verdict === "NOT") found.push({ text: words("nothingFits"), lacks })
     return found
 }
