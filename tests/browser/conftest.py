@@ -24,7 +24,7 @@ from bed import tiny
 from bed.paths import ROOT
 from bed.server import Server
 from bed.templates.clip import write_clip
-from bed.templates.examples import CLIP, PICTURE
+from bed.templates.inputs import CLIP, PICTURES
 from browser.front_end import FrontEnd
 
 FAILURES = ROOT / "output" / "test-failures"
@@ -59,7 +59,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     tiny.write_published(base / "models")
     tiny.write_int8(base / "models" / "diffusion_models" / INT8_FILE)
     (base / "input").mkdir()
-    Image.radial_gradient("L").convert("RGB").save(base / "input" / PICTURE)
+    for name in PICTURES:
+        Image.radial_gradient("L").convert("RGB").save(base / "input" / name)
     write_clip(base / "input" / CLIP, side=64, frames=5)
     (base / "models" / "diffusion_models" / BAD_FILE).write_text("<html>404: no such model</html>", encoding="utf-8")
     with Server(Path(sys.executable), Path(os.environ["COMFYUI_PATH"]), base) as server:

@@ -28,8 +28,8 @@ NOT_OURS = re.compile(
     r"|^ComfyApp graph accessed before initialization"
     r"|Content Security Policy"
 )
-# The cards of our workflows in the template browser.
-CARDS = re.compile("^template-workflow-FuseStream")
+# The cards of our workflows in the template browser, by the names of their files.
+CARDS = re.compile("^template-workflow-.+, FuseStream$")
 TITLES = """() => {
     window.seenTitles = []
     new MutationObserver(() => window.seenTitles.push(document.title))
@@ -106,7 +106,7 @@ class FrontEnd:
 
     def open_template(self, name: str) -> None:
         """By its short name."""
-        name = templates.TITLES[name]
+        name = templates.STEMS[name]
         dialog = self.browse_templates()
         self.load_cards(dialog, len(templates.TITLES))
         template = dialog.get_by_test_id(f"template-workflow-{name}")

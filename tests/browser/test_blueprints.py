@@ -9,7 +9,7 @@ from playwright.sync_api import expect
 
 from bed.depth import is_thorough
 from bed.templates.blueprints import BLUEPRINTS, Blueprint
-from bed.templates.examples import PICTURE
+from bed.templates.inputs import PICTURE
 from browser.front_end import RENDERERS, FrontEnd
 
 EMPTY_SPOT = (640, 500)

@@ -84,8 +84,8 @@ def settings(drawn_by: type[Canvas | Elements]) -> dict[str, Any]:
 
 
 def workflow(name: str) -> Any:
-    title = next(example.title for example in EXAMPLES if example.name == name)
-    return json.loads((WORKFLOWS / f"{title}.json").read_text(encoding="utf-8"))
+    stem = next(example.listed.stem for example in EXAMPLES if example.name == name)
+    return json.loads((WORKFLOWS / f"{stem}.json").read_text(encoding="utf-8"))
 
 
 def shown(front: FrontEnd, node: str) -> Locator:

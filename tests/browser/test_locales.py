@@ -78,7 +78,7 @@ def test_notes_of_examples_are_in_the_users_language(front: FrontEnd, language: 
     said = json.loads((ROOT / "nodes" / "web" / "notes" / f"{language}.json").read_text(encoding="utf-8"))
     front.page.evaluate(ELEMENTS, language == "ja")
     for example in (EXAMPLES[0], EXAMPLES[6]):
-        workflow = json.loads((WORKFLOWS / f"{example.title}.json").read_text(encoding="utf-8"))
+        workflow = json.loads((WORKFLOWS / f"{example.listed.stem}.json").read_text(encoding="utf-8"))
         (note,) = (node for node in workflow["nodes"] if node["type"] == "MarkdownNote")
         (english,) = note["widgets_values"]
         front.page.evaluate(OPEN, workflow)

@@ -3,7 +3,6 @@ tests of what they make queue."""
 
 from __future__ import annotations
 
-import shutil
 from typing import Any
 
 import pytest
@@ -12,20 +11,9 @@ from playwright.sync_api import expect
 from bed.depth import is_thorough
 from bed.server import Server
 from bed.templates import SWAPPED
-from bed.templates.examples import PICTURE
 from bed.templates.from_stock.prompt import prompt
 from bed.templates.from_stock.stand_ins import named
 from browser.front_end import FrontEnd
-
-
-@pytest.fixture
-def settings(server: Server) -> dict[str, Any]:
-    """The usual ones; before the page opens, the pictures that the templates load are there."""
-    for one in SWAPPED:
-        for node in one.shipped()["nodes"]:
-            if node["type"] == "LoadImage":
-                shutil.copyfile(server.base / "input" / PICTURE, server.base / "input" / node["widgets_values"][0])
-    return {}
 
 
 @pytest.mark.deep

@@ -16,8 +16,8 @@ from playwright.sync_api import expect
 
 from bed.depth import is_thorough
 from bed.paths import ROOT
-from bed.templates import EXAMPLES, TITLES
-from browser.front_end import CARDS, FrontEnd
+from bed.templates import EXAMPLES, STEMS, TITLES
+from browser.front_end import FrontEnd
 
 WORKFLOWS = ROOT / "workflows"
 NAMES = [example.name for example in EXAMPLES]
@@ -30,10 +30,10 @@ SHOTS = ROOT / "output" / "templates"
 def test_every_template_has_its_picture(front: FrontEnd) -> None:
     dialog = front.browse_templates()
     front.load_cards(dialog, len(TITLES))
-    for title in TITLES.values():
-        card = dialog.get_by_test_id(f"template-workflow-{title}")
-        expect(card).to_contain_text(title)
-        with Image.open(WORKFLOWS / f"{title}.jpg") as picture:
+    for name, stem in STEMS.items():
+        card = dialog.get_by_test_id(f"template-workflow-{stem}")
+        expect(card).to_contain_text(TITLES[name])
+        with Image.open(WORKFLOWS / f"{stem}.jpg") as picture:
             width, height = picture.size
         # The front end puts a picture of its own where it finds none; only the size tells that this one is ours.
         card.scroll_into_view_if_needed()
@@ -60,7 +60,7 @@ def test_every_template_opens_whole_and_readable(front: FrontEnd) -> None:
 def wrong(front: FrontEnd, name: str) -> list[str]:
     """Nodes, values and inputs that the front end does not know."""
     nodes = front.nodes()
-    in_file = json.loads((WORKFLOWS / f"{TITLES[name]}.json").read_text(encoding="utf-8"))["nodes"]
+    in_file = json.loads((WORKFLOWS / f"{STEMS[name]}.json").read_text(encoding="utf-8"))["nodes"]
     out = [f"{node['type']} has no such value: {node['lost']}" for node in nodes if node["lost"]]
     out += [f"{node['type']} is unknown" for node in nodes if not node["known"]]
     out += [f"{node['type']} is marked as faulty" for node in nodes if node["error"]]
@@ -84,7 +84,7 @@ def unreadable(front: FrontEnd, name: str) -> list[str]:
 
 
 def fed_texts(name: str) -> int:
-    nodes = json.loads((WORKFLOWS / f"{TITLES[name]}.json").read_text(encoding="utf-8"))["nodes"]
+    nodes = json.loads((WORKFLOWS / f"{STEMS[name]}.json").read_text(encoding="utf-8"))["nodes"]
     inputs = (one for node in nodes for one in node["inputs"])
     return sum(one["type"] == "STRING" and "widget" in one and one["link"] is not None for one in inputs)
 
@@ -104,16 +104,8 @@ def unlike_its_twin(front: FrontEnd, name: str) -> list[str]:
 
 
 def test_no_template_lacks_its_picture_or_twin() -> None:
-    assert names(WORKFLOWS, ".jpg") == names(WORKFLOWS, ".json") == sorted(TITLES.values())
+    assert names(WORKFLOWS, ".jpg") == names(WORKFLOWS, ".json") == sorted(STEMS.values())
     assert names(WORKFLOWS / "api", ".json") == sorted(NAMES)
-
-
-@pytest.mark.deep
-def test_who_searches_for_the_pack_finds_them_the_first_one_first(front: FrontEnd) -> None:
-    dialog = front.search_templates("fusestream")
-    front.load_cards(dialog, len(TITLES))
-    cards = dialog.get_by_test_id(CARDS)
-    expect(cards).to_have_count(len(TITLES))
 
 
 def names(folder: Path, suffix: str) -> list[str]:

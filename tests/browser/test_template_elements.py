@@ -86,7 +86,7 @@ def test_nothing_overlaps_and_every_note_can_be_read(front: FrontEnd) -> None:
 
 
 def show(front: FrontEnd, example: Example) -> None:
-    workflow = json.loads((WORKFLOWS / f"{example.title}.json").read_text(encoding="utf-8"))
+    workflow = json.loads((WORKFLOWS / f"{example.listed.stem}.json").read_text(encoding="utf-8"))
     front.page.evaluate(OPEN, workflow)
     front.page.wait_for_function(DRAWN)
     front.page.evaluate(SETTLED)

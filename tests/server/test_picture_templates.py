@@ -23,7 +23,7 @@ from bed.paths import ROOT
 from bed.server import Server
 from bed.templates import EXAMPLES
 from bed.templates.clip import write_clip
-from bed.templates.examples import CLIP, PICTURE
+from bed.templates.inputs import CLIP, PICTURE
 
 SIDE = 64
 FRAMES = 9  # of the clip that is changed live

@@ -11,7 +11,7 @@ from PIL import Image
 from bed.client import Client
 from bed.paths import ROOT
 from bed.server import Server
-from bed.templates.examples import PICTURE
+from bed.templates.inputs import PICTURE
 
 
 def test_the_example_gives_a_picture_another_look(server: Server, client: Client) -> None:

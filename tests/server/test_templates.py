@@ -14,7 +14,7 @@ from bed.client import Client, Workflow
 from bed.paths import ROOT
 from bed.server import Server
 from bed.templates import EXAMPLES
-from bed.templates.examples import PICTURE
+from bed.templates.inputs import PICTURES
 
 SIZE = {"width": 64, "height": 64, "length": 5, "steps": 2}
 # Its VAE is a hollow one of the real width: heavy for two cores, so the frames are smaller still.
@@ -30,7 +30,8 @@ NAMES = [
 def stocked(server: Server) -> Server:
     """The server with a file under every name that the examples have, and the picture that every ComfyUI comes with."""
     tiny.write_published(server.base / "models")
-    Image.radial_gradient("L").convert("RGB").save(server.base / "input" / PICTURE)
+    for name in PICTURES:
+        Image.radial_gradient("L").convert("RGB").save(server.base / "input" / name)
     server.get("/object_info")  # as the browser's R key: the server lists its folders again
     return server
 

@@ -22,7 +22,7 @@ from .paths import ROOT
 from .server import Server
 from .templates import EXAMPLES
 from .templates.clip import write_clip
-from .templates.examples import CLIP, PICTURE
+from .templates.inputs import CLIP, PICTURE
 
 pack.load()
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
+from importlib.resources import files
 
 import pytest
 from PIL import Image
 
 from bed import toybox
-from bed.templates import EXAMPLES, SWAPPED, TITLES, Example
-from bed.templates.__main__ import LARGEST, NOTES, SUBGRAPHS, WORKFLOWS, texts
+from bed.templates import EXAMPLES, STEMS, SWAPPED, TITLES, Example
+from bed.templates.__main__ import INDEX, INPUTS, LARGEST, NOTES, SUBGRAPHS, WORKFLOWS, texts
 from bed.templates.card import frames_of
 from bed.templates.files import FILES
 from bed.templates.frames import ASKED
 from bed.templates.graph import Column, Graph
+from bed.templates.listed import CARD, REACH, TOLD
 from bed.templates.note import WORDS, words
 from bed.templates.prediction import KLEIN, LARGE, SMALL, Z_IMAGE, flops, flops_of_picture
 from bed.templates.said import LANGUAGES, SENTENCES, NotSaid, translated
@@ -27,22 +30,66 @@ def test_the_files_are_what_the_script_makes() -> None:
     wanted = texts() | {
         one.path: one.path.read_text(encoding="utf-8") for one in SWAPPED
     }  # which have a test of their own
-    files = [*WORKFLOWS.rglob("*.json"), *SUBGRAPHS.rglob("*"), *NOTES.rglob("*")]
+    files = [*WORKFLOWS.rglob("*.json"), *SUBGRAPHS.rglob("*"), *NOTES.rglob("*"), INDEX]
     found = {path: path.read_text(encoding="utf-8") for path in files}
     assert found.keys() == wanted.keys()
     changed = [path.name for path in wanted if found[path] != wanted[path]]
     assert not changed, "call `python3 dev.py workflows` and commit what it writes"
-    assert {path.stem for path in WORKFLOWS.glob("*.jpg")} == set(TITLES.values())
+    assert {path.stem for path in WORKFLOWS.glob("*.jpg")} == set(STEMS.values())
 
 
 @pytest.mark.parametrize("name", [name for name, asked in ASKED.items() if not asked.twice])
 def test_a_picture_shows_what_its_prompt_says(name: str) -> None:
     """As the judge of the toy world sees its three frames."""
-    with Image.open(WORKFLOWS / f"{TITLES[name]}.jpg") as picture:
+    with Image.open(WORKFLOWS / f"{STEMS[name]}.jpg") as picture:
         frames = frames_of(picture)
     asked = ASKED[name]
     verdict = toys.judge(toybox.film_of(frames), asked.scene)
     assert verdict == toys.Verdict(colour=True, shape=True, direction=True, background=True), asked.prompt
+
+
+def test_a_card_tells_its_template_from_all_others() -> None:
+    """By the letters of a title that are always seen."""
+    assert Counter(title[:TOLD] for title in TITLES.values()).most_common(1)[0][1] == 1
+
+
+def test_names_of_files_order_and_find_them_by_themselves() -> None:
+    """On every file system the first comes first; what ComfyUI's search must find begins within its reach."""
+    first = STEMS[EXAMPLES[0].name]
+    assert min(STEMS.values()) == min(STEMS.values(), key=str.casefold) == first
+    far = {}
+    for one in (*EXAMPLES, *SWAPPED):
+        words = (CARD, one.listed.storage)
+        for text in (one.listed.stem, one.listed.description):
+            far |= {(text, word): place for word in words if (place := text.index(word)) > REACH}
+    assert not far
+    assert not [stem for stem in STEMS.values() if re.search(r"[(/\\:*?\"<>|#%]", stem)]
+
+
+def test_the_index_is_in_the_words_of_comfyuis_own() -> None:
+    """A name that ComfyUI's own has not would be one that nothing reads."""
+    (category,) = json.loads(INDEX.read_text(encoding="utf-8"))
+    (stocks,) = files("comfyui_workflow_templates_json").glob("templates/index.json")  # type: ignore[attr-defined]
+    known = [template for one in json.loads(stocks.read_text(encoding="utf-8")) for template in one["templates"]]
+    names = {name for template in known for name in template}
+    tags = {tag for template in known for tag in template.get("tags", ())}
+    for template in category["templates"]:
+        assert set(template) <= names and set(template["tags"]) <= tags
+        assert (WORKFLOWS / f"{template['name']}.json").is_file()
+        assert (WORKFLOWS / f"{template['name']}.{template['mediaSubtype']}").is_file()
+    assert [template["title"] for template in category["templates"]] == list(TITLES.values())
+
+
+def test_all_that_a_template_loads_comes_along() -> None:
+    loads = {
+        node.values[name]
+        for one in EXAMPLES
+        for node in one.graph().nodes
+        for name in ("image", "file")
+        if node.type in ("LoadImage", "LoadVideo") and name in node.values
+    }
+    assert loads == {path.name for path in INPUTS.iterdir()}
+    assert sum(path.stat().st_size for path in INPUTS.iterdir()) < 200_000  # all users download them
 
 
 def test_pictures_are_small() -> None:

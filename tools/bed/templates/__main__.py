@@ -16,15 +16,17 @@ from ..paths import ROOT
 from . import EXAMPLES, SWAPPED, Example, Swapped
 from .blueprints import BLUEPRINTS, blueprint
 from .card import card
-from .clip import write_clip
-from .examples import CLIP
 from .from_stock.note import HEADING
+from .inputs import write_inputs
+from .listed import index
 from .said import LANGUAGES, TITLES, translated
 
 # Pixels of a side of a picture in the template browser, and bytes of its file: users download them all.
 SHOWN, LARGEST = 320, 12_000
 WORKFLOWS, SUBGRAPHS = ROOT / "workflows", ROOT / "subgraphs"
-NOTES = ROOT / "nodes" / "web" / "notes"
+INPUTS = WORKFLOWS / "inputs"
+WEB = ROOT / "nodes" / "web"
+NOTES, INDEX = WEB / "notes", WEB / "templates" / "index.json"
 
 
 def texts() -> dict[Path, str]:
@@ -32,8 +34,9 @@ def texts() -> dict[Path, str]:
     out = {}
     for example in EXAMPLES:
         graph = example.graph()
-        out[WORKFLOWS / f"{example.title}.json"] = _text(graph.ui())
+        out[WORKFLOWS / f"{example.listed.stem}.json"] = _text(graph.ui())
         out[WORKFLOWS / "api" / f"{example.name}.json"] = _text(graph.api())
+    out[INDEX] = _text(index([one.listed.entry(one.gigabytes) for one in (*EXAMPLES, *SWAPPED)]))
     out |= {NOTES / f"{language}.json": _text(_notes(language)) for language in LANGUAGES}
     return out | {SUBGRAPHS / f"{task.name}.json": _text(blueprint(task)) for task in BLUEPRINTS}
 
@@ -64,16 +67,17 @@ def main() -> None:
     for path, text in ours.items():  # whose notes the next line reads
         path.write_text(text, encoding="utf-8")
     wanted = texts() | ours
-    pictures = {WORKFLOWS / f"{one.title}.jpg": one for one in (*EXAMPLES, *SWAPPED)}
+    pictures = {WORKFLOWS / f"{one.listed.stem}.jpg": one for one in (*EXAMPLES, *SWAPPED)}
     SUBGRAPHS.mkdir(exist_ok=True)
     NOTES.mkdir(exist_ok=True)
+    INDEX.parent.mkdir(exist_ok=True)
     for folder in (WORKFLOWS, WORKFLOWS / "api", SUBGRAPHS, NOTES):
         for path in folder.iterdir():
             if path.suffix in (".json", ".jpg") and path not in wanted and path not in pictures:
                 path.unlink()
     for path, text in wanted.items():
         path.write_text(text, encoding="utf-8")
-    write_clip(WORKFLOWS / CLIP)
+    write_inputs(INPUTS)
     draw({path: example for path, example in pictures.items() if options.pictures or not path.exists()})
     print(f"{len(EXAMPLES) + len(SWAPPED)} workflows in {WORKFLOWS}, {len(BLUEPRINTS)} blueprints in {SUBGRAPHS}")
 

@@ -51,8 +51,8 @@ def card(example: Example | Swapped, shown: Shown | None = None) -> Image.Image:
         _strips(image, shown, hue)
     for number, line in enumerate(textwrap.wrap(shown.caption, LINE)):
         draw.text((LEFT, (252, 280)[number]), line, FAINT, _font(20, line))
-    draw.text((LEFT, 322), example.headline, INK, _font(44, example.headline))
-    draw.text((LEFT, 380), example.subline, FAINT, _font(30, example.subline))
+    draw.text((LEFT, 322), example.listed.title, INK, _font(44, example.listed.title))
+    draw.text((LEFT, 380), example.listed.task, FAINT, _font(30, example.listed.task))
     footer = f"FuseStream, {shown.made_by}" if shown.made_by else "FuseStream"
     draw.text((LEFT, 440), footer, _colour(hue, 0.45, 0.95), _font(22, footer))
     return image

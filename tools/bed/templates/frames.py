@@ -28,7 +28,7 @@ from ..client import Client, Workflow
 from ..paths import ROOT
 from ..server import Server
 from .card import SCENE, Shown, landscape
-from .examples import CLIP, PICTURE
+from .inputs import CLIP, PICTURE
 
 pack.load()
 
@@ -171,7 +171,7 @@ def _styled(server: Server) -> Shown:
 
 
 def _live() -> Shown:
-    with av.open(str(WORKFLOWS / CLIP)) as container:
+    with av.open(str(WORKFLOWS / "inputs" / CLIP)) as container:
         frames = [frame.to_image() for frame in container.decode(video=0)]
     return Shown([spread(frames)], "the clip that comes along, as it goes in")
 

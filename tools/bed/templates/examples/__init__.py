@@ -12,30 +12,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..graph import Graph
+from ..listed import Listed
 from . import live, pictures, wan
-from .live import CLIP as CLIP
-from .parts import PICTURE as PICTURE
 
 
 @dataclass(frozen=True)
 class Example:
-    """A workflow by a short name, with the two lines of its picture in the template browser. There it stands under its title, the
-    name of its file, and can be found by that. asks: what its app mode shows, as in `Graph`."""
+    """A workflow by a short name, with what the template browser says of it. asks: what its app mode shows, as in `Graph`."""
 
     name: str
-    headline: str
-    subline: str
+    listed: Listed
     build: Callable[[Graph], None]
     is_picture: bool = False
     samples: bool = True  # whether a diffusion model does the work
-
-    @property
-    def title(self) -> str:
-        """Numbered, since the browser goes by the letters: what to begin with comes first."""
-        return f"FuseStream {EXAMPLES.index(self) + 1:02} - {self.headline} ({self.subline})"
-
     is_live: bool = False
     asks: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def gigabytes(self) -> float:
+        return sum(file.gigabytes for file in self.graph().files())
 
     def graph(self) -> Graph:
         graph = Graph(self.name, asks=self.asks)
@@ -47,37 +42,120 @@ PROMPT = ("What to show", "text")
 A_VIDEO = (PROMPT, *(("Size and length", name) for name in ("width", "height", "length")))
 A_PICTURE = (PROMPT, ("Width", "value"), ("Height", "value"))
 
+WAN21, WAN22 = ("Wan2.1", "Wan"), ("Wan2.2", "Wan")
+KLEIN, Z_IMAGE, SD_TURBO = ("Flux.2 Klein", "Flux"), ("Z-Image-Turbo",), ("SD-Turbo",)
+T2V, I2V, FLF2V, T2I, EDIT = "Text to Video", "Image to Video", "FLF2V", "Text to Image", "Image Edit"
+
 # In the order in which somebody gets to know them.
 EXAMPLES = (
-    Example("wan2.1_t2v_1.3B", "Start here, text to video", "Wan 2.1, 1.3B", wan.text_to_video_small, asks=A_VIDEO),
     Example(
-        "flux2_klein_4B", "Text to picture", "Flux.2 klein 4B, 4 steps", pictures.klein, is_picture=True, asks=A_PICTURE
+        "wan2.1_t2v_1.3B",
+        Listed("Begin here, Wan 2.1 1.3B", "text to video", "fp16", T2V, WAN21),
+        wan.text_to_video_small,
+        asks=A_VIDEO,
     ),
-    Example("wan2.1_t2v_14B_4_steps", "Text to video", "Wan 2.1, 14B, 4 steps", wan.four_steps, asks=A_VIDEO),
-    Example("wan2.2_i2v_14B_4_steps", "Image to video", "Wan 2.2, 14B, 4 steps", wan.image_to_video_pair),
-    Example("wan2.2_flf2v_14B_4_steps", "First and last frame", "Wan 2.2, 14B, 4 steps", wan.first_and_last_pair),
-    Example("wan2.1_t2v_14B_4_steps_gguf", "Text to video, GGUF", "Wan 2.1, 14B, 4 steps", wan.four_steps_gguf),
     Example(
-        "wan2.2_i2v_14B_4_steps_gguf", "Image to video, GGUF", "Wan 2.2, 14B, 4 steps", wan.image_to_video_pair_gguf
+        "flux2_klein_4B",
+        Listed("Flux.2 klein in 4 steps", "text to picture", "bf16", T2I, KLEIN),
+        pictures.klein,
+        is_picture=True,
+        asks=A_PICTURE,
     ),
-    Example("wan2.2_ti2v_5B", "Text or image to video", "Wan 2.2, 5B", wan.five),
-    Example("wan2.1_t2v_14B", "Text to video", "Wan 2.1, 14B", wan.text_to_video),
-    Example("wan2.2_t2v_14B", "Text to video", "Wan 2.2, the 14B pair", wan.pair),
-    Example("wan2.1_i2v_14B", "Image to video", "Wan 2.1, 14B", wan.image_to_video),
-    Example("wan2.1_flf2v_14B", "First and last frame", "Wan 2.1, 14B", wan.first_and_last_frame),
-    Example("wan2.1_vace_1.3B", "Reference to video", "Wan 2.1 VACE, 1.3B", wan.vace),
-    Example("caption_and_animate", "Caption and animate", "Qwen3-VL, Wan 2.1, 14B", wan.caption_and_animate),
-    Example("flux2_klein_edit", "Change a picture", "Flux.2 klein 4B, 4 steps", pictures.klein_edit, is_picture=True),
-    Example("z_image_turbo", "Text to picture", "Z-Image Turbo, 8 steps", pictures.z_image, is_picture=True),
+    Example(
+        "wan2.1_t2v_14B_4_steps",
+        Listed("Wan 2.1 14B in 4 steps", "text to video", "fp8", T2V, WAN21),
+        wan.four_steps,
+        asks=A_VIDEO,
+    ),
+    Example(
+        "wan2.2_i2v_14B_4_steps",
+        Listed("Wan 2.2 14B in 4 steps", "image to video", "fp8", I2V, WAN22),
+        wan.image_to_video_pair,
+    ),
+    Example(
+        "wan2.2_flf2v_14B_4_steps",
+        Listed("Wan 2.2 first+last frame", "video between two pictures in 4 steps", "fp8", FLF2V, WAN22),
+        wan.first_and_last_pair,
+    ),
+    Example(
+        "wan2.1_t2v_14B_4_steps_gguf",
+        Listed("Wan 2.1 14B GGUF", "text to video in 4 steps", "GGUF", T2V, WAN21),
+        wan.four_steps_gguf,
+    ),
+    Example(
+        "wan2.2_i2v_14B_4_steps_gguf",
+        Listed("Wan 2.2 14B GGUF", "image to video in 4 steps", "GGUF", I2V, WAN22),
+        wan.image_to_video_pair_gguf,
+    ),
+    Example(
+        "wan2.2_ti2v_5B",
+        Listed("Wan 2.2 5B at 24 fps", "text or image to video", "fp16", T2V, WAN22),
+        wan.five,
+    ),
+    Example(
+        "wan2.1_t2v_14B",
+        Listed("Wan 2.1 14B in 20 steps", "text to video", "fp8", T2V, WAN21),
+        wan.text_to_video,
+    ),
+    Example(
+        "wan2.2_t2v_14B",
+        Listed("Wan 2.2 14B in 20 steps", "text to video", "fp8", T2V, WAN22),
+        wan.pair,
+    ),
+    Example(
+        "wan2.1_i2v_14B",
+        Listed("Wan 2.1 image to video", "14B, image to video in 20 steps", "fp8", I2V, WAN21),
+        wan.image_to_video,
+    ),
+    Example(
+        "wan2.1_flf2v_14B",
+        Listed("Wan 2.1 first+last frame", "video between two pictures", "fp8", FLF2V, WAN21),
+        wan.first_and_last_frame,
+    ),
+    Example(
+        "wan2.1_vace_1.3B",
+        Listed("Wan 2.1 VACE reference", "reference or control video to video", "fp16", "Reference to Video", WAN21),
+        wan.vace,
+    ),
+    Example(
+        "caption_and_animate",
+        Listed("Caption and animate, Wan", "image to video, with a text by Qwen3-VL", "fp8", I2V, (*WAN21, "Qwen")),
+        wan.caption_and_animate,
+    ),
+    Example(
+        "flux2_klein_edit",
+        Listed("Flux.2 klein edit", "change a picture in 4 steps", "bf16", EDIT, KLEIN),
+        pictures.klein_edit,
+        is_picture=True,
+    ),
+    Example(
+        "z_image_turbo",
+        Listed("Z-Image Turbo, 8 steps", "text to picture", "bf16", T2I, Z_IMAGE),
+        pictures.z_image,
+        is_picture=True,
+    ),
     Example(
         "style_transfer",
-        "Another look",
-        "one pass of a small net",
+        Listed("Ink and wash, tiny net", "another look for a picture, in one pass", "fp16", "Style Transfer"),
         pictures.style_transfer,
         is_picture=True,
         samples=False,
     ),
-    Example("live_video_sd_turbo", "Live video", "SD-Turbo, 1 step a frame", live.live_video, is_live=True),
-    Example("live_camera", "Live camera", "SD-Turbo, 1 step a frame", live.live_camera, is_live=True),
-    Example("with_and_without", "A and B", "with and without our kernels", wan.side_by_side),
+    Example(
+        "live_video_sd_turbo",
+        Listed("Live video, SD-Turbo", "video to video, 1 step a frame", "fp16", "Video to Video", SD_TURBO),
+        live.live_video,
+        is_live=True,
+    ),
+    Example(
+        "live_camera",
+        Listed("Live camera, SD-Turbo", "camera to video, 1 step a frame", "fp16", "Video to Video", SD_TURBO),
+        live.live_camera,
+        is_live=True,
+    ),
+    Example(
+        "with_and_without",
+        Listed("Compare kernels, Wan 2.1", "the same video with and without them", "fp16", T2V, WAN21),
+        wan.side_by_side,
+    ),
 )

@@ -7,14 +7,13 @@ from typing import Any
 
 from .. import files
 from ..graph import Column, Graph
+from ..inputs import CLIP
 from .parts import METER, columns_of, prompt_nodes, put_note
-
-CLIP = "live_clip.mp4"  # made by clip.py
 
 
 def live_video(graph: Graph) -> None:
     columns = columns_of(330, 330, 330, 400)
-    about = f"**{CLIP}** is in the *workflows* folder of this pack: put it into ComfyUI's *input* folder, or choose one of yours."
+    about = "Choose your video in **The video to change**."
     _live(graph, columns, "Live video with SD-Turbo", about, file=CLIP, blend=0.5)
 
 

@@ -10,7 +10,6 @@ from ..files import File
 from ..graph import GREEN, OLIVE, RED, Column, Graph, Node, Output
 from ..note import Work, note
 
-PICTURE = "example.png"
 AVOID = (
     "static, blurred details, overexposed, subtitles, watermark, low quality, JPEG artifacts, deformed limbs, "
     "cluttered background"

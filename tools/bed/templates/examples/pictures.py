@@ -6,9 +6,9 @@ from typing import Any
 
 from .. import files, prediction
 from ..graph import GREEN, Graph
+from ..inputs import PICTURE
 from ..note import Work, plain
 from .parts import (
-    PICTURE,
     columns_of,
     loaders_of,
     put_note,

@@ -8,10 +8,10 @@ from typing import Any
 from .. import files, prediction
 from ..files import File
 from ..graph import GREEN, RED, Column, Graph, Node, Output
+from ..inputs import LAST, PICTURE
 from ..note import Work
 from .parts import (
     AVOID,
-    PICTURE,
     columns_of,
     encoder_loader,
     loaders_of,
@@ -30,6 +30,8 @@ from .parts import (
 
 FOX = "a red fox runs through a snowy pine forest, morning light, the camera follows at its side"
 MOVE = "the scene comes alive: a gentle wind, slow natural movement, the camera moves in a little"
+TURNS = "one scene turns slowly into the other"
+FRAMES = {"First frame": PICTURE, "Last frame": LAST}
 LONGER = "Set **length** to 81 once it works."
 CHOOSE = "Choose your picture in **First frame**."
 CHOOSE_BOTH = "Choose **First frame** and **Last frame**."
@@ -159,10 +161,10 @@ def first_and_last_frame(graph: Graph) -> None:
     model, encoder, vae = loaders_of(graph, columns[0], files.FLF2V)
     vision = vision_loader(graph, columns[2])
     shifted = shift_node(graph, columns[2], model[0], 8.0)
-    positive, negative = prompt_nodes(graph, columns[2], encoder[0], "one scene turns slowly into the other")
+    positive, negative = prompt_nodes(graph, columns[2], encoder[0], TURNS)
     images = [
-        graph.add(columns[1], "LoadImage", title, tall=314, image=PICTURE, upload="image")
-        for title in ("First frame", "Last frame")
+        graph.add(columns[1], "LoadImage", title, tall=314, image=picture, upload="image")
+        for title, picture in FRAMES.items()
     ]
     seen = [
         graph.add(columns[3], "CLIPVisionEncode", clip_vision=vision[0], image=image[0], crop="none")
@@ -239,8 +241,8 @@ def image_to_video_pair_gguf(graph: Graph) -> None:
 
 
 def first_and_last_pair(graph: Graph) -> None:
-    text, frames = "one scene turns slowly into the other", ("First frame", "Last frame")
-    _pair_in_four_steps(graph, "Wan 2.2 first and last frame to video, 14B in 4 steps", text, CHOOSE_BOTH, frames)
+    title = "Wan 2.2 first and last frame to video, 14B in 4 steps"
+    _pair_in_four_steps(graph, title, TURNS, CHOOSE_BOTH, tuple(FRAMES))
 
 
 def _pair_in_four_steps(
@@ -265,7 +267,9 @@ def _pair_in_four_steps(
         shifted.append(shift_node(graph, columns[1], patched[0], 5.0))
     vae = vae_loader(graph, columns[1], files.VAE21)
     positive, negative = prompt_nodes(graph, columns[1], encoder[0], text, tall=90)
-    images = [graph.add(columns[2], "LoadImage", frame, tall=314, image=PICTURE, upload="image")[0] for frame in frames]
+    images = [
+        graph.add(columns[2], "LoadImage", frame, tall=314, image=FRAMES[frame], upload="image")[0] for frame in frames
+    ]
     given: dict[str, Any] = {"positive": positive[0], "negative": negative[0], "vae": vae[0], **sizes(work)}
     type_ = "WanImageToVideo" if len(images) == 1 else "WanFirstLastFrameToVideo"
     links: dict[str, Any] = dict(zip(("start_image", "end_image"), images, strict=False))

@@ -9,33 +9,30 @@ from importlib.metadata import version
 from pathlib import Path
 
 from ...paths import ROOT
-from ..examples import EXAMPLES
+from ..examples import EDIT, I2V, T2I, T2V, WAN22, Z_IMAGE
 from ..graph import NAMESPACE
+from ..listed import Listed
 from .note import add_note, note_of
-from .swap import Json, swapped
+from .swap import Json, load_ours, swapped
 
 PACKAGE = "comfyui-workflow-templates"
 
 
 @dataclass(frozen=True)
 class Swapped:
-    """One by a short name, and by the name of ComfyUI's file; with the two lines of its picture in the template browser."""
+    """One by a short name, and by the name of ComfyUI's file; with what the template browser says of it. gigabytes: of
+    its files together, by ComfyUI's own index."""
 
     name: str
     stocks: str
-    headline: str
-    subline: str
+    listed: Listed
+    gigabytes: float
     is_picture: bool = False
     is_live: bool = False
 
     @property
-    def title(self) -> str:
-        """Numbered on from the examples."""
-        return f"FuseStream {len(EXAMPLES) + SWAPPED.index(self) + 1} - {self.headline} ({self.subline})"
-
-    @property
     def path(self) -> Path:
-        return ROOT / "workflows" / f"{self.title}.json"
+        return ROOT / "workflows" / f"{self.listed.stem}.json"
 
     def template(self) -> Json:
         """ComfyUI's, as it is installed here."""
@@ -49,6 +46,7 @@ class Swapped:
     def made(self) -> Json:
         """The workflow file, which says what it was made of."""
         workflow = swapped(self.template())
+        load_ours(workflow)
         add_note(workflow, self.stocks)
         made_of = {"template": self.stocks, PACKAGE: version(PACKAGE)}
         name = str(uuid.uuid5(NAMESPACE, self.name))
@@ -68,29 +66,70 @@ class Swapped:
         return note_of(self.shipped())
 
 
+H3, LTX, KREA = ("MiniMax H3",), ("LTX-2.3", "Lightricks"), ("Krea 2",)
 SWAPPED = (
-    Swapped("minimax_h3_t2v", "video_minimax_h3_t2v", "Text to video with sound", "MiniMax H3"),
-    Swapped("minimax_h3_i2v", "video_minimax_h3_i2v", "Image to video with sound", "MiniMax H3"),
-    Swapped("qwen_image_2512", "image_qwen_Image_2512", "Text to picture", "Qwen-Image 2512", is_picture=True),
+    Swapped(
+        "minimax_h3_t2v",
+        "video_minimax_h3_t2v",
+        Listed("MiniMax H3 text to video", "text to video with sound", "INT8", T2V, H3),
+        56.9,
+    ),
+    Swapped(
+        "minimax_h3_i2v",
+        "video_minimax_h3_i2v",
+        Listed("MiniMax H3 image to video", "image to video with sound", "INT8", I2V, H3),
+        57.3,
+    ),
+    Swapped(
+        "qwen_image_2512",
+        "image_qwen_Image_2512",
+        Listed("Qwen-Image 2512", "text to picture", "fp8", T2I, ("Qwen-Image", "Qwen")),
+        31.8,
+        is_picture=True,
+    ),
     Swapped(
         "qwen_image_edit_2511_int8",
         "image_qwen_image_edit_2511_int8",
-        "Change a picture",
-        "Qwen-Image Edit 2511, INT8",
+        Listed("Qwen-Image Edit 2511", "change a picture", "INT8", EDIT, ("Qwen Image Edit 2511",)),
+        31.0,
         is_picture=True,
     ),
-    Swapped("ltx2.3_t2v", "video_ltx2_3_t2v", "Text to video with sound", "LTX-2.3"),
-    Swapped("ltx2.3_i2v", "video_ltx2_3_i2v", "Image to video with sound", "LTX-2.3"),
+    Swapped(
+        "ltx2.3_t2v",
+        "video_ltx2_3_t2v",
+        Listed("LTX-2.3 text to video", "text to video with sound", "fp8", T2V, LTX),
+        47.2,
+    ),
+    Swapped(
+        "ltx2.3_i2v",
+        "video_ltx2_3_i2v",
+        Listed("LTX-2.3 image to video", "image to video with sound", "fp8", I2V, LTX),
+        47.2,
+    ),
     Swapped(
         "krea2_turbo_int8",
         "image_krea2_turbo_t2i_int8",
-        "Text to picture",
-        "Krea 2 Turbo, 8 steps, INT8",
+        Listed("Krea 2 Turbo, 8 steps", "text to picture", "INT8", T2I, KREA),
+        19.1,
         is_picture=True,
     ),
     Swapped(
-        "z_image_turbo_int8", "image_z_image_turbo_int8", "Text to picture", "Z-Image Turbo, INT8", is_picture=True
+        "z_image_turbo_int8",
+        "image_z_image_turbo_int8",
+        Listed("Z-Image Turbo INT8", "text to picture in 8 steps", "INT8", T2I, Z_IMAGE),
+        12.1,
+        is_picture=True,
     ),
-    Swapped("wan2.2_t2v_14B_swapped", "video_wan2_2_14B_t2v", "Text to video", "Wan 2.2, 14B, one node"),
-    Swapped("wan2.2_i2v_14B_swapped", "video_wan2_2_14B_i2v", "Image to video", "Wan 2.2, 14B, one node"),
+    Swapped(
+        "wan2.2_t2v_14B_swapped",
+        "video_wan2_2_14B_t2v",
+        Listed("Wan 2.2 one node, text", "text to video, 14B", "fp8", T2V, WAN22),
+        38.0,
+    ),
+    Swapped(
+        "wan2.2_i2v_14B_swapped",
+        "video_wan2_2_14B_i2v",
+        Listed("Wan 2.2 one node, image", "image to video, 14B", "fp8", I2V, WAN22),
+        38.0,
+    ),
 )

@@ -17,6 +17,8 @@ def note(workflow: Json, template: str) -> str:
     about = f"ComfyUI's template *{template}* with FuseStream's loaders, which are inside the node of the subgraph."
     if staying:
         about += f" {' and '.join(staying)} stay ComfyUI's."
+    if any(node["type"] == "LoadImage" for node in nodes(workflow)):
+        about += " Choose yours in *Load Image*."
     licence = "The template is by Comfy Org, under the MIT licence."
     return "\n".join(
         [

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..examples.parts import METER
 from ..graph import BADGE, ELEMENT, MARGIN, SOCKET
+from ..inputs import PICTURE
 from ..signatures import signature
 from .loaders import LOADERS, NotSwappable, Swap
 
@@ -35,6 +36,13 @@ def swapped(template: Json) -> Json:
             for shown in node["properties"].get("proxyWidgets", ()):
                 shown[1] = renamed.get(node["type"], {}).get(str(shown[0]), {}).get(shown[1], shown[1])
     return workflow
+
+
+def load_ours(workflow: Json) -> None:
+    """In place: ComfyUI's picture is not everywhere, ours comes along."""
+    for node in nodes(workflow):
+        if node["type"] == "LoadImage":
+            node["widgets_values"][0] = PICTURE
 
 
 def graphs(workflow: Json) -> Iterator[Json]:
