@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from dataclasses import dataclass
 
 from .files import File
 from .prediction import Joint, Model, seconds_a_step
+from .said import LANGUAGES, translated
 
 UNKNOWN = "Frames a second were not measured yet on any card."
+EDGES, SIDES = 14, 44  # pixels of a note's node above and below its text, and beside it
 WORDS = 60  # the most of a note, beside its list of files
 
 
@@ -49,6 +52,24 @@ def note(title: str, about: str, files: list[File], work: Work | None, advice: s
             "",
         ]
     )
+
+
+def room(text: str, width: int) -> int:
+    """How high a node of this width is that has all of a note to read, in either way in which the front end draws nodes; in the
+    language that takes most of it."""
+    return max(_high(said, width) for said in (text, *(translated(text, language) for language in LANGUAGES)))
+
+
+def _high(text: str, width: int) -> int:
+    return EDGES + sum(_block(line, width - SIDES) for line in text.split("\n") if line)
+
+
+def _block(line: str, width: int) -> int:
+    """One line of Markdown, as it wraps: a heading, an entry of a list, a paragraph. An address takes no room."""
+    shown = re.sub(r"\]\([^)]*\)|[*\[#]", "", line).strip()
+    letter, row, around = (9, 24, 6) if line.startswith("#") else (6, 20, 4) if line.startswith("- ") else (6, 17, 10)
+    wide = sum(letter * (2 if unicodedata.east_asian_width(each) in "WF" else 1) for each in shown)
+    return -(-wide // width) * row + around
 
 
 def words(text: str) -> int:

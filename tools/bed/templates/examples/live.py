@@ -43,4 +43,4 @@ def _live(
     saved: dict[str, Any] = {"filename_prefix": "video/FuseStream-live", "format": "auto", "codec": "auto"}
     graph.add(columns[3], "SaveVideo", tall=480, video=live[1], **saved)
     advice = "Faster with **taesd** as the VAE."
-    put_note(graph, columns[1:2], title, about, None, advice, tall=400)
+    put_note(graph, columns[1:2], title, about, None, advice)

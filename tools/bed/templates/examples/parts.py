@@ -8,7 +8,7 @@ from typing import Any
 from .. import files
 from ..files import File
 from ..graph import GREEN, OLIVE, RED, Column, Graph, Node, Output
-from ..note import Work, note
+from ..note import Work, note, room
 
 AVOID = (
     "static, blurred details, overexposed, subtitles, watermark, low quality, JPEG artifacts, deformed limbs, "
@@ -159,17 +159,15 @@ def write_video(
     graph.add(last, "SaveVideo", title, tall, video=video[0], **saved)
 
 
-def put_note(
-    graph: Graph, span: Sequence[Column], title: str, about: str, work: Work | None, advice: str, tall: int = 310
-) -> None:
+def put_note(graph: Graph, span: Sequence[Column], title: str, about: str, work: Work | None, advice: str) -> None:
     """Across the columns of `span`, below what they have so far; what comes later goes below the note."""
     text = note(title, about, graph.files(), work, advice)
-    put_text(graph, span, "Which file goes where, what to expect", text, tall)
+    put_text(graph, span, "Which file goes where, what to expect", text)
 
 
-def put_text(graph: Graph, span: Sequence[Column], heading: str, text: str, tall: int) -> None:
+def put_text(graph: Graph, span: Sequence[Column], heading: str, text: str) -> None:
     first, last = span[0], span[-1]
     below = Column(first.x, last.x + last.width - first.x, max(column.y for column in span))
-    graph.add(below, "MarkdownNote", heading, tall, OLIVE, text=text)
+    graph.add(below, "MarkdownNote", heading, room(text, below.width), OLIVE, text=text)
     for column in span:
         column.y = below.y

@@ -36,7 +36,7 @@ def klein(graph: Graph) -> None:
     sampled = sample_klein(graph, columns[2:4], model[0], prompt[0], width[0], height[0], work)
     save_picture(graph, columns[3], sampled[0], vae[0], columns[4])
     about = "Distilled: there is no guidance, and so nothing to avoid. The text encoder's **type** is *flux2*."
-    put_note(graph, columns[1:3], "Flux.2 klein, 4B", about, work, SMALLER, tall=380)
+    put_note(graph, columns[1:3], "Flux.2 klein, 4B", about, work, SMALLER)
 
 
 def klein_edit(graph: Graph) -> None:
@@ -61,7 +61,7 @@ def klein_edit(graph: Graph) -> None:
     sampled = sample_klein(graph, columns[3:5], model[0], referred[0], size[0], size[1], work)
     save_picture(graph, columns[4], sampled[0], vae[0], columns[4], tall=260)
     about = "Choose yours in **Picture to change**; the result has its shape."
-    put_note(graph, columns[1:4], "Flux.2 klein, 4B: change a picture", about, work, SMALLER, tall=310)
+    put_note(graph, columns[1:4], "Flux.2 klein, 4B: change a picture", about, work, SMALLER)
 
 
 def z_image(graph: Graph) -> None:
@@ -76,7 +76,7 @@ def z_image(graph: Graph) -> None:
     sampled = sample(graph, columns[2], shifted[0], prompt[0], nothing[0], latent[0], work, 1.0, "res_multistep")
     save_picture(graph, columns[3], sampled[0], vae[0], columns[3])
     about = "Distilled: **cfg** stays at 1, and so there is nothing to avoid. The text encoder's **type** is *lumina2*."
-    put_note(graph, columns[1:3], "Z-Image Turbo", about, work, SMALLER, tall=360)
+    put_note(graph, columns[1:3], "Z-Image Turbo", about, work, SMALLER)
 
 
 def style_transfer(graph: Graph) -> None:
@@ -91,4 +91,4 @@ def style_transfer(graph: Graph) -> None:
         "*models/style_models*."
     )
     advice = "For a video connect its frames, and set **smooth** to 0.5 against flicker."
-    put_text(graph, columns[:2], "How it works, what to expect", plain("Style transfer", about, advice), 330)
+    put_text(graph, columns[:2], "How it works, what to expect", plain("Style transfer", about, advice))

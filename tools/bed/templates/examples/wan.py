@@ -65,12 +65,10 @@ def four_steps(graph: Graph) -> None:
 
 def four_steps_gguf(graph: Graph) -> None:
     title = "Wan 2.1 text to video, 14B in 4 steps, GGUF"
-    _four_steps(graph, title, UNGUIDED, PACKED, files.T2V_GGUF, files.UMT5_GGUF, tall=360)
+    _four_steps(graph, title, UNGUIDED, PACKED, files.T2V_GGUF, files.UMT5_GGUF)
 
 
-def _four_steps(
-    graph: Graph, title: str, about: str, advice: str, file: File, encoder_file: File, tall: int = 310
-) -> None:
+def _four_steps(graph: Graph, title: str, about: str, advice: str, file: File, encoder_file: File) -> None:
     """As stock does it: the LoRA between loader and sampling, guidance off."""
     columns = columns_of(340, 360, 320, 440)
     work = Work(prediction.LARGE, 832, 480, 33, 4, prompts=1)
@@ -88,7 +86,7 @@ def _four_steps(
     latent = size_node(graph, columns[2], work)
     sampled = sample(graph, columns[2], shifted[0], positive[0], negative[0], latent[0], work, 1.0, "lcm")
     save(graph, columns[3], sampled[0], vae[0], work)
-    put_note(graph, columns[1:3], title, about, work, advice, tall)
+    put_note(graph, columns[1:3], title, about, work, advice)
 
 
 def image_to_video(graph: Graph) -> None:
@@ -152,7 +150,7 @@ def caption_and_animate(graph: Graph) -> None:
     _animate(graph, columns[2:], shifted[0], vision[0], image[0], links, work)
     about = "Qwen3-VL sees the picture in **First frame** and writes what happens next; Wan makes a video of both."
     advice = "**qwen3_vl_2b_instruct.safetensors** is *model.safetensors* there."
-    put_note(graph, columns[3:], "Caption and animate: Qwen3-VL and Wan 2.1", about, work, advice, tall=390)
+    put_note(graph, columns[3:], "Caption and animate: Qwen3-VL and Wan 2.1", about, work, advice)
 
 
 def first_and_last_frame(graph: Graph) -> None:
@@ -186,7 +184,7 @@ def first_and_last_frame(graph: Graph) -> None:
     sampled = sample(graph, columns[4], shifted[0], made[0], made[1], made[2], work, 3.0)
     save(graph, columns[4], sampled[0], vae[0], work)
     title = "Wan 2.1 first and last frame to video, 14B"
-    put_note(graph, columns[2:4], title, CHOOSE_BOTH, work, LONGER, tall=340)
+    put_note(graph, columns[2:4], title, CHOOSE_BOTH, work, LONGER)
 
 
 def vace(graph: Graph) -> None:
@@ -223,7 +221,7 @@ def pair(graph: Graph) -> None:
     low = model_loader(graph, columns[0], files.LOW, "Other steps: low noise")
     encoder, vae = encoder_loader(graph, columns[0]), vae_loader(graph, columns[1], files.VAE21)
     about = "**steps** must be the same in both samplers. The VAE is Wan 2.1's."
-    put_note(graph, columns[3:], "Wan 2.2 text to video, the 14B pair", about, work, LONGER, tall=370)
+    put_note(graph, columns[3:], "Wan 2.2 text to video, the 14B pair", about, work, LONGER)
     shifted = [shift_node(graph, columns[1], loader[0], 8.0) for loader in (high, low)]
     positive, negative = prompt_nodes(graph, columns[1], encoder[0], FOX, tall=110)
     latent = size_node(graph, columns[1], work)
@@ -276,7 +274,7 @@ def _pair_in_four_steps(
     made = graph.add(columns[3], type_, "Size and length", **given, **links)
     last = _take_turns(graph, columns[3:5], shifted, made[0], made[1], made[2], work, 1.0)
     save(graph, columns[5], last, vae[0], work, tall=230)
-    put_note(graph, columns[3:], title, about, work, UNGUIDED, tall=270)
+    put_note(graph, columns[3:], title, about, work, UNGUIDED)
 
 
 def _take_turns(
@@ -340,7 +338,7 @@ def side_by_side(graph: Graph) -> None:
     vae = vae_loader(graph, columns[1], files.VAE21)
     about = "**A** with FuseStream's kernels, **B** with ComfyUI's. Compare times from the second run on."
     advice = "That is for each of the two videos."
-    put_note(graph, columns[:2], "A and B: kernels on and off", about, work, advice, tall=325)
+    put_note(graph, columns[:2], "A and B: kernels on and off", about, work, advice)
     off = graph.add(columns[2], "FuseStreamKernels", "B: kernels off", model=model[0], kernels="off")
     prompts = positive[0], negative[0], latent[0], work, 6.0
     reports, frames = [], []

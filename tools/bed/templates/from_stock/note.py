@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from ..graph import OLIVE
+from ..note import room
 from .swap import Json, graphs, nodes
 
 HEADING = "With FuseStream"
-SIZE, GAP = [360, 420], 40
+WIDTH, GAP = 360, 40
 # Nodes of ComfyUI's that load what no loader of ours does, and what they are called.
 STAYS = {"LTXVAudioVAELoader": "Load LTXV Audio VAE", "LatentUpscaleModelLoader": "Load Latent Upscale Model"}
 
@@ -38,6 +39,7 @@ def note(workflow: Json, template: str) -> str:
 
 def add_note(workflow: Json, template: str) -> None:
     """To the left of all that is there."""
+    text = note(workflow, template)
     left = min(node["pos"][0] for node in workflow["nodes"])
     top = min(node["pos"][1] for node in workflow["nodes"])
     id_ = max(node["id"] for graph in graphs(workflow) for node in graph["nodes"]) + 1
@@ -46,8 +48,8 @@ def add_note(workflow: Json, template: str) -> None:
         {
             "id": id_,
             "type": "MarkdownNote",
-            "pos": [left - SIZE[0] - GAP, top],
-            "size": SIZE,
+            "pos": [left - WIDTH - GAP, top],
+            "size": [WIDTH, room(text, WIDTH)],
             "flags": {},
             "order": len(workflow["nodes"]),
             "mode": 0,
@@ -55,7 +57,7 @@ def add_note(workflow: Json, template: str) -> None:
             "outputs": [],
             "title": HEADING,
             "properties": {},
-            "widgets_values": [note(workflow, template)],
+            "widgets_values": [text],
             **OLIVE,
         }
     )
