@@ -109,12 +109,16 @@ function follow() {
                 continue
             }
             following = true
-            if (kind.lasts && rests(one, shownNode(id))) continue
-            put(one, shownNode(id), kind.lasts)
+            const node = isCanvasShown() ? shownNode(id) : undefined
+            if (kind.lasts && rests(one, node)) continue
+            put(one, node, kind.lasts)
         }
     }
     if (following) requestAnimationFrame(follow)
 }
+
+/** Not so in app mode, which shows inputs and results alone. */
+const isCanvasShown = () => app.canvas.canvas.offsetWidth > 0
 
 /** Put one to its node, or out of sight where that is in no graph that is open. */
 function put(one, node, lasts) {

@@ -173,6 +173,8 @@ def test_the_first_three_have_an_app_mode_that_asks_for_the_prompt() -> None:
         app = ui["extra"].get("linearData", {"inputs": [], "outputs": []})
         asked = [(nodes[id_].get("title"), widget) for id_, widget in app["inputs"]]
         assert (("What to show", "text") in asked) is (example in EXAMPLES[:3])
+        told = {node.get("title"): one["label"] for node in nodes.values() for one in node["inputs"] if "label" in one}
+        assert told == {title: title for title, widget in asked if widget in ("text", "value")}
         saving = ["SaveImage" if example.is_picture else "SaveVideo"] if asked else []
         assert [nodes[id_]["type"] for id_ in app["outputs"]] == saving
 

@@ -15,6 +15,7 @@ GAP = 24
 # Where the front end draws nodes as elements, a widget is taller, and a node of ours has the pack's name below.
 ELEMENT, BADGE, LEAST_GAP = 28, 38, 16
 NAMESPACE = uuid.UUID("5d1b6f3e-6f0a-4f6e-9a5b-0f5e57ea0001")
+NAMELESS = {"text": "STRING", "value": "INT"}  # names of widgets that say nothing without their node
 SAVING = ("SaveVideo", "SaveImage")  # whose results app mode shows
 # Of each a ground on which the names of sockets have a contrast of 4.5 in both themes; on the front end's own it is 3 to 1.
 GREEN = {"color": "#232", "bgcolor": "#233b23"}
@@ -131,7 +132,7 @@ class Graph:
             "revision": 0,
             "last_node_id": len(self.nodes),
             "last_link_id": len(links),
-            "nodes": [_drawn(node, order, links) for order, node in enumerate(self.nodes)],
+            "nodes": [self._labelled(_drawn(node, order, links)) for order, node in enumerate(self.nodes)],
             "links": links,
             "groups": [],
             "config": {},
@@ -150,6 +151,20 @@ class Graph:
         inputs = [[str(nodes[title].id), widget] for title, widget in self.asks]
         saved = [str(node.id) for node in self.nodes if node.type in SAVING]
         return {"linearData": {"inputs": inputs, "outputs": saved}, "linearMode": False}
+
+    def _labelled(self, drawn: dict[str, Any]) -> dict[str, Any]:
+        """With the node's title on a widget that app mode asks for, whose name alone would tell nothing there."""
+        for title, widget in self.asks:
+            if drawn.get("title") == title and widget in NAMELESS:
+                label = {
+                    "name": widget,
+                    "type": NAMELESS[widget],
+                    "label": title,
+                    "widget": {"name": widget},
+                    "link": None,
+                }
+                drawn["inputs"].append(label)
+        return drawn
 
     def _links(self) -> list[list[Any]]:
         """[id, from node, from slot, to node, to slot, type] of every connection."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from dataclasses import dataclass
@@ -67,9 +68,11 @@ def _high(text: str, width: int) -> int:
 def _block(line: str, width: int) -> int:
     """One line of Markdown, as it wraps: a heading, an entry of a list, a paragraph. An address takes no room."""
     shown = re.sub(r"\]\([^)]*\)|[*\[#]", "", line).strip()
-    letter, row, around = (9, 24, 6) if line.startswith("#") else (6, 20, 4) if line.startswith("- ") else (6, 17, 10)
+    letter, row, around = (
+        (9, 24, 6) if line.startswith("#") else (5.5, 20, 4) if line.startswith("- ") else (5.5, 17, 10)
+    )
     wide = sum(letter * (2 if unicodedata.east_asian_width(each) in "WF" else 1) for each in shown)
-    return -(-wide // width) * row + around
+    return math.ceil(wide / width) * row + around
 
 
 def words(text: str) -> int:

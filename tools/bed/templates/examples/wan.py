@@ -98,8 +98,10 @@ def image_to_video(graph: Graph) -> None:
     positive, negative = prompt_nodes(graph, columns[1], encoder[0], MOVE)
     image = graph.add(columns[2], "LoadImage", "First frame", tall=314, image=PICTURE, upload="image")
     links = {"positive": positive[0], "negative": negative[0], "vae": vae[0]}
+    put_note(
+        graph, columns[3:], "Wan 2.1 image to video, 14B", CHOOSE, work, LONGER
+    )  # above: see `_pair_in_four_steps`
     _animate(graph, columns[2:], shifted[0], vision[0], image[0], links, work)
-    put_note(graph, columns[3:], "Wan 2.1 image to video, 14B", CHOOSE, work, LONGER)
 
 
 def _animate(
@@ -147,10 +149,10 @@ def caption_and_animate(graph: Graph) -> None:
     positive = graph.add(columns[2], "CLIPTextEncode", "As it was written", 80, GREEN, clip=encoder[0], text=told[0])
     negative = graph.add(columns[2], "CLIPTextEncode", "What to avoid", 150, RED, clip=encoder[0], text=AVOID)
     links = {"positive": positive[0], "negative": negative[0], "vae": vae[0]}
-    _animate(graph, columns[2:], shifted[0], vision[0], image[0], links, work)
     about = "Qwen3-VL sees the picture in **First frame** and writes what happens next; Wan makes a video of both."
     advice = "**qwen3_vl_2b_instruct.safetensors** is *model.safetensors* there."
     put_note(graph, columns[3:], "Caption and animate: Qwen3-VL and Wan 2.1", about, work, advice)
+    _animate(graph, columns[2:], shifted[0], vision[0], image[0], links, work)
 
 
 def first_and_last_frame(graph: Graph) -> None:
@@ -268,13 +270,13 @@ def _pair_in_four_steps(
     images = [
         graph.add(columns[2], "LoadImage", frame, tall=314, image=FRAMES[frame], upload="image")[0] for frame in frames
     ]
+    put_note(graph, columns[3:], title, about, work, UNGUIDED)  # above: the minimap lies on what is below at the right
     given: dict[str, Any] = {"positive": positive[0], "negative": negative[0], "vae": vae[0], **sizes(work)}
     type_ = "WanImageToVideo" if len(images) == 1 else "WanFirstLastFrameToVideo"
     links: dict[str, Any] = dict(zip(("start_image", "end_image"), images, strict=False))
     made = graph.add(columns[3], type_, "Size and length", **given, **links)
     last = _take_turns(graph, columns[3:5], shifted, made[0], made[1], made[2], work, 1.0)
     save(graph, columns[5], last, vae[0], work, tall=230)
-    put_note(graph, columns[3:], title, about, work, UNGUIDED)
 
 
 def _take_turns(
