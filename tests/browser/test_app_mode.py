@@ -8,6 +8,7 @@ from playwright.sync_api import expect
 from bed.templates import EXAMPLES
 from browser.front_end import FrontEnd
 
+SIZES = ("width", "height", "length")
 TOGGLE = "app.extensionManager.command.execute('Comfy.ToggleLinear')"
 
 
@@ -23,6 +24,3 @@ def test_it_asks_in_words_and_shows_no_estimate(front: FrontEnd) -> None:
         expect(estimate).to_be_hidden()
         front.page.evaluate(TOGGLE)
         expect(estimate).to_be_visible()
-
-
-SIZES = ("width", "height", "length")
