@@ -27,8 +27,9 @@ from .. import demo, pack, tiny, toybox
 from ..client import Client, Workflow
 from ..paths import ROOT
 from ..server import Server
-from .card import SCENE, Shown, landscape
+from .card import SIZE, Shown
 from .inputs import CLIP, PICTURE
+from .scenery import scenery
 
 pack.load()
 
@@ -139,7 +140,7 @@ def _made(server: Server, asked: Asked) -> Shown:
             if not all((verdict.colour, verdict.shape, verdict.direction, verdict.background)):
                 raise NotShown(f"{asked.prompt!r}, seed {asked.seed}: {toybox.described(part)}")
     given = {FIRST: 0, LAST: 2}
-    return Shown(rows, asked.prompt, tuple(given[place] for place in asked.given), made_by="frames by its toy model")
+    return Shown(rows, tuple(given[place] for place in asked.given))
 
 
 def _give(made: Workflow, asked: Asked, inputs: Path) -> None:
@@ -163,17 +164,17 @@ def _give(made: Workflow, asked: Asked, inputs: Path) -> None:
 
 def _styled(server: Server) -> Shown:
     """A landscape that is drawn, and what the net that comes along makes of it."""
-    before = landscape(*SCENE)
+    before = scenery(SIZE, SIZE)
     before.save(server.base / "input" / PICTURE)
     made: Workflow = json.loads((WORKFLOWS / "api" / f"{STYLED}.json").read_text(encoding="utf-8"))
     with Image.open(_run(server, made)) as after:
-        return Shown([[before, after.convert("RGB")]], "", made_by="by the net that comes along")
+        return Shown([[before, after.convert("RGB")]])
 
 
 def _live() -> Shown:
     with av.open(str(WORKFLOWS / "inputs" / CLIP)) as container:
         frames = [frame.to_image() for frame in container.decode(video=0)]
-    return Shown([spread(frames)], "the clip that comes along, as it goes in")
+    return Shown([spread(frames)])
 
 
 def _run(server: Server, workflow: Workflow) -> Path:
