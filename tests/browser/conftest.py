@@ -91,9 +91,9 @@ def settings() -> dict[str, Any]:
 
 
 class OnePage:
-    """The page that tests with the same settings have after each other, because one takes as long to open as many a test. What a
-    test leaves in it but for its workflow, its window's size and its routes, the next must not mind; a module whose tests do says
-    `OWN_PAGE = True`."""
+    """The page that tests with the same settings, on the same server, have after each other, because one takes as long to open as
+    many a test. What a test leaves in it but for its workflow, its window's size and its routes, the next must not mind; a module
+    whose tests do says `OWN_PAGE = True`."""
 
     def __init__(self) -> None:
         self.owner: Any = None
@@ -131,7 +131,7 @@ def front(
     one_page: OnePage,
 ) -> Iterator[FrontEnd]:
     """The front end, opened by a user who has seen it before, in a browser that remembers nothing of it but its scripts."""
-    owner = settings if not getattr(request.module, "OWN_PAGE", False) else None
+    owner = (server.url, settings) if not getattr(request.module, "OWN_PAGE", False) else None
     front = one_page.again(owner)
     if front is None:
         front = opened(request, server, chromium, settings)
