@@ -16,7 +16,7 @@ from .graph import queued
 from .kernels import ModelKernels, TextEncoderKernels, VAEKernels
 from .live import LiveVideo
 from .loaders import CheckpointLoader, DiffusionModelLoader, TextEncoderLoader, VAELoader
-from .page import between_prompts, example_inputs, moving_preview, panel, user_files
+from .page import between_prompts, example_inputs, moving_preview, node_times, panel, user_files
 from .pictures import ApplyStyle, FuseNode, LoadStyleModel
 from .reports import Compare, Plan, ReportNode
 from .sparse import SparseAttentionNode
@@ -43,8 +43,8 @@ NODES: list[type[io.ComfyNode]] = [
 ]
 # Modules that listen to the server, or attach to it, from its start on; in this order.
 ATTACHED = (
-    alias, queued, doctor, estimate_route, between_prompts, panel, user_files, camera, moving_preview, pictures,
-    example_inputs,
+    alias, queued, doctor, estimate_route, between_prompts, node_times, panel, user_files, camera, moving_preview,
+    pictures, example_inputs,
 )  # fmt: skip
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-import math
 from collections.abc import Callable, Mapping
 from functools import cached_property, lru_cache
 from itertools import islice
@@ -219,6 +218,7 @@ def _unread(path: str, _state: str, kernels: Any, precision: Any, budget: float,
 def _described(found: Estimate) -> dict[str, Any]:
     """The page's answer: bytes as numbers, times in words."""
     from ..fusion.base.format import took  # noqa: PLC0415
+    from ..fusion.estimate.telling import telling  # noqa: PLC0415
 
     fit = found.fit
     if fit is None:
@@ -239,7 +239,7 @@ def _described(found: Estimate) -> dict[str, Any]:
         "auto": None if found.auto is None else found.auto.name,
         "ram": None if found.ram is None else _ram(found.ram),
         **times,
-        "changes": [_change(one) for one in _telling(found)],
+        "changes": [_change(one) for one in telling(found)],
     }
 
 
@@ -249,26 +249,6 @@ def _ram(found: RamFit) -> dict[str, int]:
         "eachStep": found.read_each_step,
         "eachPrompt": found.read_each_prompt,
     }
-
-
-def _telling(found: Estimate) -> list[Change]:
-    """The changes to show: of qualities the one that matters most, and at most one other. If the model
-    does not fit, or barely, those that fit, with the most work left; else the fastest."""
-    from ..fusion.estimate.plan import WORTH  # noqa: PLC0415
-
-    assert found.fit is not None
-    if found.fit.is_lacking:
-        told = [one for one in found.changes if one.fit is not None and not one.fit.is_lacking]
-        told.sort(key=lambda one: -math.prod(one.work.shape))
-    else:
-        told = sorted((one for one in found.changes if one.total is not None), key=lambda one: one.total or 0.0)
-    qualities = [one for one in told if one.what == "quality"]
-    others = [one for one in told if one.what != "quality"]
-    # The most exact of those that are as good as the fastest; `changes` has them from exact to fast.
-    fast = [
-        one for one in found.changes if one in qualities and (one.total or 0.0) <= (qualities[0].total or 0.0) / WORTH
-    ]
-    return fast[:1] + others[:1]
 
 
 def _change(one: Change) -> dict[str, Any]:

@@ -117,7 +117,7 @@ class ReportNode(Node):
         from ..fusion import report  # noqa: PLC0415 - the server starts without it
         from ..fusion.report.gathering import trace_of  # noqa: PLC0415
 
-        found = report.gather(inputs.model)
+        found = kept_reports.gathered(inputs.model)
         kept_reports.keep(found, inputs.model)
         text = report.as_text(found)
         trace = trace_of(inputs.model) if inputs.write_trace else None

@@ -26,7 +26,7 @@ from ..fused.quality import (
     resolved,
 )
 from ..load.draft_quality import at_quality
-from ..report.gathering import noting, stream_of, title
+from ..report.gathering import noting, pixels_of, stream_of, title
 from ..sampling import measured
 from ..sampling.step_timer import Sampled
 from ..sparse.model import sparse_of
@@ -148,16 +148,6 @@ def _for_model(model: Any, shape: Sequence[int]) -> tuple[int, ...]:
 def prompts_of(guidance: float) -> int:
     """Of each step: with a guidance of 1 stock leaves the negative one out."""
     return 1 if guidance == 1.0 else 2
-
-
-def pixels_of(model: Any, shape: Sequence[int]) -> tuple[int, int, int]:
-    """Frames, height and width that a latent stands for; zeros: it is sound."""
-    wanted = model.model.latent_format
-    if len(shape) < 4:
-        return 0, 0, 0
-    height, width = (int(side * wanted.spacial_downscale_ratio) for side in shape[-2:])
-    frames = (shape[2] - 1) * wanted.temporal_downscale_ratio + 1 if len(shape) == 5 else 0
-    return int(frames), height, width
 
 
 def shape_of(model: Any, pixels: tuple[int, int, int], batch: int = 1, more: int = 0) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from ..base.card_rates import Source
 from ..base.format import counted, quality, took
 from ..report.data import Sampling, size
+from ..report.summary import pixel_words
 from ..report.text import sampling_words
 from ..sampling.step_timer import Reading
 from .fit import Fit, Verdict
@@ -46,10 +47,7 @@ def lines(found: Estimate) -> Iterator[str]:
 
 
 def asked(found: Estimate) -> str:
-    frames, height, width = found.pixels
-    what = f"{width}x{height}" + (f", {counted(frames, 'frame')}" if frames else "")
-    if not width:
-        what = f"sound, a latent {found.work.shape[-1]} long"
+    what = pixel_words(found.pixels) or f"sound, a latent {found.work.shape[-1]} long"
     batch = found.work.shape[0]
     many = f", {batch} at once" if batch > 1 else ""
     prompts = f"{('one prompt', 'two prompts', 'three prompts')[found.work.prompts - 1]} a step"

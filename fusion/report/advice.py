@@ -12,12 +12,8 @@ WORTH = 0.05  # share of a pass: less is not worth a word
 SLOW_DISK = 8e9  # bytes per second; a lower rate is the disk's, because PCIe 3 and later are faster
 
 
-def advise(report: Report) -> tuple[str, ...]:
-    return tuple(rules(report))
-
-
-def rules(report: Report) -> Iterator[str]:
-    """Advice in order of weight."""
+def faster(report: Report) -> Iterator[str]:
+    """Advice on going faster that follows from what was waited for, in order of weight."""
     if not report.streams:
         return
     if not report.passes:
@@ -26,7 +22,7 @@ def rules(report: Report) -> Iterator[str]:
             "the report comes when it is done."
         )
         return
-    now, usual = report.window + report.resident_bytes, report.predicted_pass or report.pass_seconds
+    now, usual = _held(report), _usual(report)
     if report.stall_share > WORTH:
         share = f"{report.stall_share:.0%} of a pass is waiting for weights"
         better = next((one for one in larger(report) if one.seconds < usual * (1 - WORTH)), None)
@@ -44,16 +40,26 @@ def rules(report: Report) -> Iterator[str]:
                 "file stays in the page cache, or move it to a faster disk."
             )
         yield "Longer or larger videos hide more of the waiting: the same bytes serve more arithmetic."
-    else:
-        yield f"The weights cost next to nothing: {report.stall_share:.1%} of a pass is waiting for them."
-        spare = next((one for one in report.what_if if one.seconds <= usual * 1.02), None)
-        if spare is not None and spare.nbytes < 0.8 * now:
+
+
+def spare(report: Report) -> Iterator[str]:
+    """Advice on doing with less VRAM at the same speed."""
+    if report.passes and report.stall_share <= WORTH:
+        now, usual = _held(report), _usual(report)
+        less = next((one for one in report.what_if if one.seconds <= usual * 1.02), None)
+        if less is not None and less.nbytes < 0.8 * now:
             yield (
-                f"By prediction {size(spare.nbytes)} for the blocks in place of {size(now)} would be as fast: lower vram_budget if "
+                f"By prediction {size(less.nbytes)} for the blocks in place of {size(now)} would be as fast: lower vram_budget if "
                 "something else needs the VRAM."
             )
-    if "GEFORCE" in report.device.upper():
-        yield from faster_qualities(report.tier)
+
+
+def _held(report: Report) -> int:
+    return report.window + report.resident_bytes
+
+
+def _usual(report: Report) -> float:
+    return report.predicted_pass or report.pass_seconds
 
 
 def faster_qualities(tier: str) -> Iterator[str]:
@@ -71,4 +77,4 @@ def faster_qualities(tier: str) -> Iterator[str]:
 
 
 def larger(report: Report) -> list[WhatIf]:
-    return [one for one in report.what_if if one.nbytes > report.window + report.resident_bytes]
+    return [one for one in report.what_if if one.nbytes > _held(report)]

@@ -6,19 +6,22 @@ from collections.abc import Callable, Iterator
 
 from PIL import Image
 
+from ..base.format import took
 from .canvas import MARGIN, THEMES, ThemeName
 from .data import Report, duration, size
 from .picture import draw
 
 FIGURES: tuple[tuple[str, Callable[[Report], float], Callable[[float], str]], ...] = (
-    ("a pass", lambda r: r.pass_seconds, duration),
+    ("sampling", lambda r: (r.sampling and r.sampling.spent) or 0.0, took),
+    ("a step", lambda r: (r.sampling and r.sampling.seconds) or 0.0, took),
+    ("a pass through all blocks", lambda r: r.pass_seconds, duration),
     ("of it waiting", lambda r: r.stall_seconds, duration),
     ("predicted", lambda r: r.predicted_pass or 0.0, duration),
     ("a sparse attention", lambda r: (r.sparsity and r.sparsity.seconds) or 0.0, duration),
     ("key blocks it visits", lambda r: (r.sparsity and r.sparsity.visited) or 0.0, lambda share: f"{share:.1%}"),
-    ("resident", lambda r: r.resident_bytes, size),
-    ("streamed per pass", lambda r: r.streamed_bytes, size),
-    ("window", lambda r: r.window, size),
+    ("blocks that stay in VRAM", lambda r: r.resident_bytes, size),
+    ("streamed in each pass", lambda r: r.streamed_bytes, size),
+    ("window that they pass through", lambda r: r.window, size),
     ("bandwidth", lambda r: r.rate, lambda rate: f"{rate / 1e9:.2f} GB/s"),
     ("hidden copying", lambda r: r.overlap, lambda share: f"{share:.0%}"),
 )
@@ -70,4 +73,4 @@ def differing(first: Report, second: Report) -> Iterator[str]:
         yield f"  {op} {shape}: B {b}, not in A"
     reasons = [{(row.op, row.candidate, row.reason) for row in report.refusals} for report in (first, second)]
     for op, candidate, reason in sorted(reasons[1] - reasons[0])[:20]:
-        yield f"  only in B: {op}: {candidate} did not serve: {reason}"
+        yield f"  only in B: {op}: {candidate} was not used: {reason}"

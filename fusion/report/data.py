@@ -116,12 +116,23 @@ class Foretold:
 
 @dataclass(frozen=True)
 class Sampling:
-    """The last sampling. seconds: of a step; spent: in all, with the first step, which brings the
-    weights."""
+    """The last sampling. seconds: of a step; spent: by all steps; first: by the first one, which
+    brings the weights; pixels: frames, height and width, zeros where they do not apply."""
 
     steps: int
     seconds: float
     spent: float
+    first: float = 0.0
+    pixels: tuple[int, int, int] = (0, 0, 0)
+
+
+@dataclass(frozen=True)
+class NodeTime:
+    """Seconds that the nodes of a name took in the prompt, and how many there were."""
+
+    name: str
+    seconds: float
+    count: int = 1
 
 
 @dataclass(frozen=True)
@@ -187,7 +198,9 @@ class Report:
     refusals: tuple[RefusalRow, ...] = ()
     messages: tuple[str, ...] = ()
     gaps: tuple[str, ...] = ()
-    advice: tuple[str, ...] = ()
+    advice: tuple[str, ...] = ()  # on going faster
+    spare: tuple[str, ...] = ()  # on doing with less
+    nodes: tuple[NodeTime, ...] = ()  # that have run in the prompt, the longest first
 
     @property
     def pass_seconds(self) -> float:

@@ -4,7 +4,7 @@ something is wrong."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +32,7 @@ from ..stream import vram_pool
 from ..stream.block_stream import BlockStream
 from ..stream.residency import GRAPHS, TEXTS
 from ..weights import saturation
-from .advice import advise
+from .advice import faster, spare
 from .data import GIB, Foretold, KernelRow, LayerRow, Memory, RefusalRow, Report, Sampling, Sparsity, WhatIf
 from .live import live_of
 from .passes import cut, last_pass, typical
@@ -63,7 +63,7 @@ def gather(model: Any = None) -> Report:
             report = replace(report, state=" ".join(filter(None, (report.state, *told))))
     report = replace(report, state=" ".join(filter(None, (report.state, choosing))))
     with noting(gaps, "advice"):
-        report = replace(report, advice=advise(report))
+        report = replace(report, advice=tuple(faster(report)), spare=tuple(spare(report)))
     return replace(report, gaps=tuple(gaps))
 
 
@@ -104,7 +104,7 @@ def where_it_is(stream: BlockStream) -> str:
     parts = " in parts" if stream.residency.is_in_parts else ""
     return (
         f"Its blocks stream{parts}: {counted(len(plan.resident), 'stays', 'stay')} in VRAM, "
-        f"{counted(len(plan.streamed), 'passes', 'pass')} through {counted(plan.slots, 'slot')}."
+        f"{counted(len(plan.streamed), 'passes', 'pass')} through a window with room for {plan.slots}."
     )
 
 
@@ -124,6 +124,8 @@ def what_it_holds(stream: BlockStream) -> str:
     if not converted:
         return ""
     (stored, held), _ = converted.most_common(1)[0]
+    if stream.device.type == "cpu":
+        return f"The CPU computes in {held}, whatever the quality: weights that the file has as {stored} become it as they arrive."
     return f"Weights that the file has as {stored} are held as {held}, converted as they arrive."
 
 
@@ -149,7 +151,19 @@ def sampling(model: Any) -> dict[str, Any]:
     pace = pace_of(model)
     if pace is None or pace.last is None:
         return {}
-    return {"sampling": Sampling(pace.last.steps, pace.last.seconds, pace.last.spent)}
+    last = pace.last
+    return {"sampling": Sampling(last.steps, last.seconds, last.spent, last.first, pixels_of(model, last.shape))}
+
+
+def pixels_of(model: Any, shape: Sequence[int]) -> tuple[int, int, int]:
+    """Frames, height and width that a latent stands for, 0 frames: it is a picture. Zeros: it is
+    sound."""
+    wanted = model.model.latent_format
+    if len(shape) < 4:
+        return 0, 0, 0
+    height, width = (int(side * wanted.spacial_downscale_ratio) for side in shape[-2:])
+    frames = (shape[2] - 1) * wanted.temporal_downscale_ratio + 1 if len(shape) == 5 else 0
+    return int(frames), height, width
 
 
 def policy(model: Any) -> dict[str, Any]:

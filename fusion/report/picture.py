@@ -9,7 +9,8 @@ from ..base.format import counted
 from .canvas import MARGIN, SMALL, WIDTH, Canvas, ThemeName
 from .data import Report, duration, size
 from .live import draw_live
-from .text import sampling_words, sparse_words
+from .summary import summary
+from .text import sparse_words
 
 ROWS = (("copy", "bus"), ("use", "compute"), ("stall", "waits"))
 NOTHING = 1e-3  # share of a pass: a shorter wait is not drawn
@@ -35,18 +36,12 @@ def draw(report: Report, theme: ThemeName = "dark") -> Image.Image:
 
 def head(canvas: Canvas, report: Report) -> None:
     canvas.line(report.title)
+    for line in summary(report):
+        canvas.line(line, SMALL)
     words = " | ".join(word for word in (report.device, report.policy) if word)
     if words:
         canvas.line(words, SMALL, canvas.theme.faint)
-    canvas.line(report.state, SMALL)
-    if report.passes:
-        predicted = "" if report.predicted_pass is None else f", predicted {duration(report.predicted_pass)}"
-        canvas.line(
-            f"A pass takes {duration(report.pass_seconds)}{predicted}; {report.stall_share:.1%} of it waits for weights.",
-            SMALL,
-        )
-    if report.sampling is not None:
-        canvas.line(f"The last sampling: {sampling_words(report.sampling)}.", SMALL)
+    canvas.line(report.state, SMALL, canvas.theme.faint)
     if report.sparsity is not None:
         canvas.line(f"Sparse attention: {sparse_words(report.sparsity)}.", SMALL)
     if report.foretold is not None:
@@ -86,7 +81,7 @@ def layers(canvas: Canvas, report: Report) -> None:
         ("compute", theme.use),
         ("waits", theme.stall),
         ("predicted", theme.ink),
-        ("resident", theme.resident),
+        ("stays", theme.resident),
         ("streamed", theme.copy),
     ]
     box = canvas.panel("Blocks", 280, keys)
@@ -109,7 +104,7 @@ def layers(canvas: Canvas, report: Report) -> None:
         canvas.rect((x, floor + 10, end, bottom - 10), theme.resident if layer.resident else theme.copy)
     canvas.text(left + 10, top + 6, f"tallest: {duration(tallest)}", SMALL, theme.faint)
     last = report.layers[-1].name
-    words = f"resident {size(report.resident_bytes)}, {size(report.streamed_bytes)} streamed in each pass"
+    words = f"{size(report.resident_bytes)} stay, {size(report.streamed_bytes)} streamed in each pass"
     canvas.axis(box, [(0.0, report.layers[0].name), (0.5, words), (1.0, last)])
 
 
@@ -156,7 +151,7 @@ def memory(canvas: Canvas, report: Report) -> None:
 
 def foot(canvas: Canvas, report: Report) -> None:
     canvas.y += 8
-    for advice in report.advice[:2]:
+    for advice in (*report.advice, *report.spare)[:2]:
         canvas.line(advice, SMALL)
     if report.gaps:
         canvas.line(

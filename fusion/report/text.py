@@ -1,12 +1,15 @@
-"""A report as text: for the node, for a file, for a bug report."""
+"""A report as text: for the node, for a file, for a bug report. What a user asks first stands first;
+lists that are long stand last."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 
 from ..base.format import counted, took
 from .data import Report, Sampling, Sparsity, duration, size
 from .live import live_lines
+from .summary import summary
 
 MOST_LINES = 40  # of kernels or refusals, because a long session has hundreds of shapes
 
@@ -17,12 +20,14 @@ def as_text(report: Report) -> str:
 
 def lines(report: Report) -> Iterator[str]:
     yield f"FuseStream report: {report.title}"
-    yield " | ".join(word for word in (report.device, report.policy) if word)
-    yield report.state
-    if report.advice:
-        yield from section("What to change", report.advice)
+    told = list(summary(report))
+    yield from told or [report.state]
+    yield from section("To go faster", report.advice)
+    yield from section("To do with less", report.spare)
+    how = " | ".join(word for word in (report.device, report.policy) if word)
+    yield from section("How it computed", (how, report.state) if told else (how,))
     if report.streams:
-        yield from section("Streaming", streaming(report))
+        yield from section("Streaming (a pass: once through all blocks, for one prompt or for both)", streaming(report))
         yield from section("Slowest waits", waits(report))
     if report.sparsity is not None:
         yield from section("Sparse attention", sparse_attention(report.sparsity))
@@ -31,10 +36,10 @@ def lines(report: Report) -> Iterator[str]:
     if report.live is not None:
         yield from section("Live video", live_lines(report.live))
     yield from section("Memory", memory(report))
-    yield from section("Kernels: who computed what (all models since ComfyUI started)", kernels(report))
-    yield from section("Why not another", refusals(report))
     yield from section("Messages", report.messages)
     yield from section("Could not be found out", report.gaps)
+    yield from section("Kernels: who computed what (all models since ComfyUI started)", kernels(report))
+    yield from section("Kernels that were not used, by reason", refusals(report))
 
 
 def section(title: str, body: Iterator[str] | tuple[str, ...]) -> Iterator[str]:
@@ -46,8 +51,6 @@ def section(title: str, body: Iterator[str] | tuple[str, ...]) -> Iterator[str]:
 
 
 def streaming(report: Report) -> Iterator[str]:
-    if report.sampling is not None:
-        yield f"the last sampling: {sampling_words(report.sampling)}"
     if report.passes:
         unit = "part" if " in parts: " in report.state else "block"
         yield (
@@ -58,8 +61,8 @@ def streaming(report: Report) -> Iterator[str]:
         predicted = sum(layer.predicted or 0.0 for layer in report.layers)
         yield f"predicted at these rates: {duration(report.predicted_pass)}, of which {duration(predicted)} waiting"
     yield (
-        f"resident {size(report.resident_bytes)}, window {size(report.window)} in {counted(report.slots, 'slot')}, budget "
-        f"{size(report.budget)}; {size(report.streamed_bytes)} cross the bus in each pass"
+        f"{size(report.resident_bytes)} of the blocks stay in VRAM, the others pass through {size(report.window)} with room for "
+        f"{report.slots}; budget {size(report.budget)}; {size(report.streamed_bytes)} cross the bus in each pass"
     )
     if report.rate:
         yield f"bandwidth while copying: {report.rate / 1e9:.2f} GB/s; {report.overlap:.0%} of that time hidden behind computing"
@@ -76,7 +79,7 @@ def streaming(report: Report) -> Iterator[str]:
 
 def sampling_words(found: Sampling) -> str:
     """The words that stand under the loader when a sampling is over."""
-    return f"{counted(found.steps, 'step')}, {took(found.seconds)} a step, {took(found.spent)} in all"
+    return f"{counted(found.steps, 'step')}, {took(found.seconds)} a step, {took(found.spent)} of sampling"
 
 
 def waits(report: Report) -> Iterator[str]:
@@ -118,8 +121,11 @@ def kernels(report: Report) -> Iterator[str]:
 
 
 def refusals(report: Report) -> Iterator[str]:
-    for row in report.refusals[:MOST_LINES]:
-        times = "" if row.times == 1 else f", {row.times} times"
-        yield f"{row.op}: {row.candidate} did not serve: {row.reason}. Served by {row.served_by or 'nothing'}{times}"
-    if len(report.refusals) > MOST_LINES:
-        yield f"and {len(report.refusals) - MOST_LINES} more; the JSON has all"
+    """A line for each reason; the JSON has each kernel by itself."""
+    by_reason: defaultdict[str, dict[str, None]] = defaultdict(dict)  # sets in order
+    for row in report.refusals:
+        by_reason[row.reason][f"{row.candidate} ({row.op})"] = None
+    for reason, kernels in list(by_reason.items())[:MOST_LINES]:
+        yield f"{reason}: {', '.join(kernels)}"
+    if len(by_reason) > MOST_LINES:
+        yield f"and {counted(len(by_reason) - MOST_LINES, 'more reason')}; the JSON has all"

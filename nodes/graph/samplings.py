@@ -19,6 +19,7 @@ from .values import DEEP, SWITCHES
 
 SIGMAS, CONDITIONING = "SIGMAS", "CONDITIONING"
 SAME_SIGMAS = ("FlipSigmas", "SetFirstSigma")  # the same number of sigmas as their input
+LIVE = "FuseStreamLiveVideo"
 ONE_PROMPT, THREE_PROMPTS = "BasicGuider", "DualCFGGuider"
 
 
@@ -68,7 +69,8 @@ def samplings(graph: Graph, loader: str) -> Iterator[Sampling | Unknown]:
             elif len(set(graph.links_of(node, *MODELS))) > 1:
                 yield Unknown("twoModels", node)
             elif IMAGE in made and graph.links_of(node, CONDITIONING):
-                yield Unknown("samplesItself", node)
+                is_live = graph.prompt[node]["class_type"] == LIVE
+                yield Unknown("frameByFrame" if is_live else "samplesItself", node)
             else:
                 waiting += [Output(node, place) for place, type in enumerate(made) if type in MODELS]
 

@@ -17,6 +17,12 @@ from ...fusion.base.hooks import STREAM
 RAM = "pinned RAM", "registered RAM", "managed RAM"
 ALL = 1e30  # stock's number for all there is
 
+# Where ComfyUI has the classes of a role: parts of their modules' names.
+HOMES = {
+    "text": (".text_encoders.", ".sd1_clip.", ".sdxl_clip."),
+    "vae": ("vae", "autoencoder", "taesd", "taehv", ".stage_a.", ".stage_c_coder."),
+}
+
 _numbers = itertools.count(1)
 _ids: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
@@ -25,6 +31,9 @@ _ids: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 class InMemory:
     """A loaded model. name: its file's, or its class's if no file is known. Figures are bytes.
 
+    kind      its class
+    role      diffusion, text or vae; empty: another one, such as a ControlNet
+    family    ours that computes it; empty: none
     vram      on its device
     window    of these, what blocks pass through
     resident  of these, blocks that stay
@@ -40,6 +49,8 @@ class InMemory:
     window: int = 0
     resident: int = 0
     pinned: int = 0
+    role: str = ""
+    family: str = ""
 
 
 def models() -> list[InMemory]:
@@ -91,14 +102,23 @@ def _id(patcher: Any) -> int:
 def _described(patcher: Any, device: str) -> InMemory:
     stream = getattr(patcher.model, STREAM, None)
     kind = type(patcher.model).__name__
-    told = InMemory(_id(patcher), _file(patcher, stream) or kind, kind, device, stream is not None, _vram(patcher))
+    name, role = _file(patcher, stream) or kind, _role(patcher.model)
+    told = InMemory(_id(patcher), name, kind, device, stream is not None, _vram(patcher), role=role)
     if stream is None:
         return told
     held, pager = stream.residency.ledger.summary()["held bytes"], stream.residency.pager
     pinned = sum(held.get(name, 0) for name in RAM)
     plan = None if pager is None else pager.plan
     window, resident = (0, 0) if plan is None else (plan.window_bytes, plan.resident_bytes)
-    return replace(told, window=window, resident=resident, pinned=pinned)
+    return replace(told, window=window, resident=resident, pinned=pinned, family=stream.arrivals.family or "")
+
+
+def _role(model: Any) -> str:
+    """What a stock model is for, by its network or by the modules of its class and its bases."""
+    if hasattr(model, "diffusion_model"):
+        return "diffusion"
+    homes = [f"{kind.__module__}." for kind in type(model).__mro__]
+    return next((role for role, parts in HOMES.items() if any(part in home for home in homes for part in parts)), "")
 
 
 def _file(patcher: Any, stream: Any) -> str | None:

@@ -69,7 +69,8 @@ async def release(request: web.Request) -> web.Response:
 
 
 async def reports(_request: web.Request) -> web.Response:
-    """The reports, newest first. seconds, stall: of a typical pass, and of waiting in it."""
+    """The reports, newest first. seconds, stall: of a typical pass, and of waiting in it. run: of the
+    last sampling, its times in words; None: nothing was sampled."""
     found = [
         {
             "id": one.id,
@@ -78,11 +79,28 @@ async def reports(_request: web.Request) -> web.Response:
             "policy": one.report.policy,
             "seconds": one.report.pass_seconds,
             "stall": one.report.stall_seconds,
+            "run": _run(one.report),
             "text": one.text,
         }
         for one in kept_reports.kept()
     ]
     return answered({"reports": found})
+
+
+def _run(report: Report) -> dict[str, Any] | None:
+    from ...fusion.base.format import took  # noqa: PLC0415
+
+    found = report.sampling
+    if found is None:
+        return None
+    frames, height, width = found.pixels
+    return {
+        "frames": frames,
+        "size": f"{width}x{height}" if width else "",
+        "steps": found.steps,
+        "all": took(found.spent),
+        "step": took(found.seconds),
+    }
 
 
 async def pair(request: web.Request) -> web.Response:

@@ -87,11 +87,11 @@ def test_models_are_seen_and_let_go_of(front: FrontEnd, settings: dict[str, Any]
     load(front)
     panel = open_panel(front)
     front.run()
-    expect(item(panel, MODEL)).to_contain_text("WAN21, streams on cpu")
-    expect(item(panel, MODEL)).to_contain_text("window 0.0 MiB")
-    expect(item(panel, ENCODER)).to_be_visible()
+    expect(item(panel, MODEL)).to_contain_text("Diffusion model (Wan), streams on cpu")
+    expect(item(panel, MODEL)).not_to_contain_text("0.0 MiB")
+    expect(item(panel, ENCODER)).to_contain_text("Text encoder (T5 or UMT5)")
     runs = panel.get_by_role("list").nth(1).get_by_role("listitem")
-    expect(runs.first).to_contain_text("a pass")
+    expect(runs.first).to_contain_text(re.compile(r"64x64, 5 frames, 2 steps: .* s, .* s a step"))
     expect(runs.first).to_contain_text(MODEL)
 
     assert panel.evaluate(CLIPPED) == []
@@ -105,8 +105,11 @@ def test_models_are_seen_and_let_go_of(front: FrontEnd, settings: dict[str, Any]
     expect(item(panel, MODEL)).to_have_count(0)
     expect(item(panel, ENCODER)).to_be_visible()
 
-    panel.get_by_role("button", name="Show side by side").press("Enter")
     dialog = front.page.get_by_role("dialog")
+    runs.first.get_by_role("button").press("Enter")
+    expect(dialog.get_by_role("textbox")).to_have_value(re.compile(f"FuseStream report: {re.escape(MODEL)}"))
+    front.page.keyboard.press("Escape")
+    panel.get_by_role("button", name="Show side by side").press("Enter")
     expect(dialog.get_by_role("img").first).to_have_js_property("naturalWidth", 1120)
     count = runs.count()
     assert 2 <= count == dialog.get_by_role("img").count() == dialog.get_by_role("textbox").count()

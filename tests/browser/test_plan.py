@@ -72,7 +72,7 @@ def test_before_and_while_it_samples(front: FrontEnd) -> None:
     front.run()
     expect(front.error).to_be_hidden()
     seen = front.page.evaluate("window.seen")
-    assert seen[-1].startswith(f"{STEPS} steps, ") and seen[-1].endswith(" in all")
+    assert seen[-1].startswith(f"{STEPS} steps, ") and seen[-1].endswith(" of sampling")
     assert any(" a step, " in line and line.startswith("step ") and line.endswith(" left") for line in seen), seen
     saved = front.page.evaluate("type => app.graph.serialize().nodes.find(n => n.type === type).widgets_values", LOADER)
     assert len(saved) == 5, "the text is no input"

@@ -49,7 +49,7 @@ def test_before_and_after_a_run(server: Server, client: Client, workflow: Workfl
     assert run.error is None, run.error
     loader = name_of(planned, LOADER)
     assert {node for node, _ in said} == {loader}
-    assert said[0][1] == "step 1 of 4" and said[-1][1].startswith("4 steps, ") and said[-1][1].endswith(" in all")
+    assert said[0][1] == "step 1 of 4" and said[-1][1].startswith("4 steps, ") and said[-1][1].endswith(" of sampling")
 
     run = client.run(alone(planned))
     assert run.error is None, run.error

@@ -4,17 +4,17 @@
 import { app } from "../../../scripts/app.js"
 import { api } from "../../../scripts/api.js"
 import { MENU_LABEL, showDoctor } from "./doctor.js"
-import { asked, askedReports, showPair, showReports, timeOf } from "./reports.js"
+import { asked, askedReports, runOf, showOne, showPair, showReports, timeOf } from "./reports.js"
 import { button } from "./text_box.js"
 import { onTimeLeft } from "./time_left.js"
-import { duration, gib } from "./units.js"
+import { gib } from "./units.js"
 import { translatedLabel, words } from "./words.js"
 
 const EVERY = 1000 // milliseconds between two looks while a model streams
 const STYLE = `
 .fusestream-panel {
     height: 100%; overflow-y: auto; box-sizing: border-box; padding: 14px; display: flex; flex-direction: column; gap: 10px;
-    background: var(--comfy-menu-bg); color: var(--fg-color); font: 13px/1.4 sans-serif;
+    background: var(--comfy-menu-bg); color: var(--fg-color); font-size: 13px; line-height: 1.4; font-family: inherit;
 }
 .fusestream-panel h2 { margin: 0; font-size: 15px; font-weight: bold }
 .fusestream-panel h3 { margin: 8px 0 0; font-size: 13px; font-weight: bold }
@@ -23,7 +23,9 @@ const STYLE = `
 .fusestream-panel strong { overflow-wrap: anywhere; font-weight: bold }
 .fusestream-panel > div { display: flex; flex-wrap: wrap; gap: 6px }
 .fusestream-panel p { margin: 0; overflow-wrap: anywhere }
-.fusestream-panel button { align-self: flex-start; padding: 4px 12px; font-size: 13px }
+.fusestream-panel button { align-self: flex-start; padding: 4px 12px; font: inherit }
+.fusestream-panel button.fusestream-run { align-self: stretch; padding: 8px; border-radius: 6px; display: flex; flex-direction: column; gap: 4px; text-align: start }
+.fusestream-panel li:has(> .fusestream-run) { padding: 0; border: none }
 .fusestream-panel button:focus-visible { outline: 2px solid currentColor; outline-offset: 1px }
 .fusestream-panel button:disabled { cursor: default; opacity: 1; border-style: dashed }
 `
@@ -117,7 +119,7 @@ class Panel {
     #item(model) {
         const item = document.createElement("li")
         made(item, "strong", model.name)
-        for (let line = 0; line < 3; line++) made(item, "p")
+        for (let line = 0; line < 2; line++) made(item, "p")
         button(item, "", () => this.#release(model), words("releaseTooltip"))
         return item
     }
@@ -126,10 +128,11 @@ class Panel {
         this.reports = reports
         this.runs.replaceChildren()
         for (const report of reports) {
-            const item = made(this.runs, "li"), { seconds, stall, policy } = report
-            made(item, "strong", report.title)
-            made(item, "p", [timeOf(report), policy].filter(Boolean).join(" · "))
-            if (seconds) made(item, "p", words("aPass", { seconds: duration(seconds), percent: Math.round((100 * stall) / seconds) }))
+            const one = button(made(this.runs, "li"), "", () => showOne(report), words("openRun"))
+            one.className = "fusestream-run"
+            made(one, "strong", report.title)
+            made(one, "span", runOf(report))
+            made(one, "span", [timeOf(report), report.policy].filter(Boolean).join(" · "))
         }
         if (!reports.length) made(this.runs, "p", words("noRuns"))
         this.before = reports.slice(1).find(one => one.title === reports[0].title)
@@ -154,15 +157,26 @@ class Panel {
 
 /** Put a model's figures into its item. What has not changed is not written again: a selection in it stays. */
 function describe(item, model) {
-    const [kind, holds, ofThese] = item.querySelectorAll("p"), one = item.querySelector("button")
-    const { resident, window, pinned } = model
-    put(kind, words(model.streams ? "streams" : "doesNotStream", { kind: model.kind, device: model.device }))
-    put(holds, words("holds", { vram: gib(model.vram) }))
-    ofThese.hidden = !model.streams
-    if (model.streams) put(ofThese, words("ofThese", { resident: gib(resident), window: gib(window), pinned: gib(pinned) }))
+    const [kind, holds] = item.querySelectorAll("p"), one = item.querySelector("button")
+    put(kind, words(model.streams ? "streams" : "doesNotStream", { kind: kindOf(model), device: model.device }))
+    put(holds, heldBy(model))
     put(one, words(model.waiting ? "releaseWaits" : "release"))
     one.disabled = model.waiting
     one.setAttribute("aria-label", `${one.textContent} ${model.name}`)
+}
+
+const SEEN = 2 ** 20 / 20 // bytes that are not told as 0.0 MiB
+
+/** What a model is, in words: its role, with the family that computes it or, without one, ComfyUI's class. */
+function kindOf({ role, family, kind }) {
+    return role ? words(`role_${role}`, { kind: family || kind }) : kind
+}
+
+/** What it holds, and of what streams what stays, what the others pass through and what RAM is kept for it: where there is any. */
+function heldBy({ vram, resident, window, pinned }) {
+    const parts = { blocksStay: window >= SEEN ? resident : 0, passingRoom: window, keptRam: pinned }
+    const told = Object.entries(parts).filter(([, bytes]) => bytes >= SEEN).map(([key, bytes]) => words(key, { size: gib(bytes) }))
+    return [words("holds", { vram: gib(vram) }), ...told].join("; ")
 }
 
 let open // the panel, while it is

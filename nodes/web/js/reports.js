@@ -5,6 +5,7 @@ import { api } from "../../../scripts/api.js"
 import { openDialog } from "./dialog.js"
 import { TextBox } from "./text_box.js"
 import { isDark } from "./theme.js"
+import { duration } from "./units.js"
 import { words } from "./words.js"
 
 const PATH = "/fusestream/reports"
@@ -21,6 +22,15 @@ document.head.append(Object.assign(document.createElement("style"), { textConten
 /** When a report was made, in the user's way to write it. */
 export const timeOf = report => new Date(report.when * 1000).toLocaleTimeString()
 
+/** What was run: its size, its steps, how long they took, and what share of that was waiting; of what has no steps, one pass. */
+export function runOf({ run, seconds, stall }) {
+    const percent = seconds ? Math.round((100 * stall) / seconds) : 0
+    if (!run) return seconds ? words("aPass", { seconds: duration(seconds), percent }) : ""
+    const { size, frames, steps } = run
+    const what = [size, frames && words("changeFrames", { frames }), words("steps", { steps })].filter(Boolean).join(", ")
+    return words("ran", { what, all: run.all, step: run.step }) + (percent ? `, ${words("waiting", { percent })}` : "")
+}
+
 /** An answer of the server's that is not kept. */
 export async function asked(path) {
     const answer = await api.fetchApi(path, { cache: "no-store" })
@@ -32,7 +42,12 @@ export async function asked(path) {
 export const askedReports = async () => (await asked(PATH)).reports
 
 export function showReports(reports) {
-    show(words("lastRuns"), reports.map(one => column(String(one.id), `${timeOf(one)} ${one.title}`, one.text)), reports.length)
+    show(words("lastRuns"), reports.map(columnOf), reports.length)
+}
+
+/** One run's report by itself. */
+export function showOne(report) {
+    show(words("report"), [columnOf(report)], 1)
 }
 
 /** Two reports: A is the earlier one. */
@@ -49,6 +64,8 @@ function show(title, columns, widths) {
     all.append(...columns)
     openDialog(title, all, buttons).style.setProperty("--reports", widths)
 }
+
+const columnOf = report => column(String(report.id), `${timeOf(report)} ${report.title}`, report.text)
 
 /** path: of the report, or of two. */
 function column(path, titled, text) {

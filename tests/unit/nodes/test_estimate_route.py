@@ -25,10 +25,11 @@ from bed.templates.__main__ import WORKFLOWS
 from fusestream import checkpoints, fusion
 from fusestream.fusion.base.card_rates import Card
 from fusestream.fusion.estimate import unread
-from fusestream.fusion.estimate.plan import estimate, pixels_of, shape_of
+from fusestream.fusion.estimate.plan import estimate, shape_of
 from fusestream.fusion.estimate.unread import SMALL, unread_model
 from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
 from fusestream.fusion.patcher.vram_estimate import RESERVE
+from fusestream.fusion.report.gathering import pixels_of
 from fusestream.memory.host.ram import Ram
 from fusestream.nodes import estimate_route
 from fusestream.nodes.graph.prompt import Kind
@@ -37,7 +38,7 @@ from fusestream.nodes.page.one_at_a_time import OneAtATime
 
 LOADER = "FuseStreamDiffusionModelLoader"
 MAY = {
-    "FuseStreamLiveVideo": "samplesItself",
+    "FuseStreamLiveVideo": "frameByFrame",
     "ImageScaleToTotalPixels": "computed",
     "LoadImage": "noFile",
 }  # reasons, by the node that is named

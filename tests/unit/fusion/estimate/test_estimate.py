@@ -330,7 +330,7 @@ def test_each_step_is_told_and_the_first_counts_only_alone() -> None:
         "step 3 of 4, 2 s a step, 4 s left",
         "step 4 of 4, 2.5 s a step, 2.5 s left",
         "step 4 of 4, 2 s a step, 0 s left",
-        "4 steps, 2 s a step, 17 s in all",
+        "4 steps, 2 s a step, 17 s of sampling",
     ]
 
 

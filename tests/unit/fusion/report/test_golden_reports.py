@@ -31,8 +31,8 @@ RUNS = {
     "SD 1.5, FP16, in ComfyUI's memory": ("sd15", "fp16", 0.0),
 }
 MEASURED = (
-    "device", "memories", "timeline", "what_if", "routes", "advice", "sampling", "peak", "used", "limit", "predicted", "rate",
-    "predicted_pass", "overlap", "pass_seconds", "stall_seconds", "stall_share", "use", "copy", "stall", "times",
+    "device", "memories", "timeline", "what_if", "routes", "advice", "spare", "sampling", "peak", "used", "limit", "predicted",
+    "rate", "predicted_pass", "overlap", "pass_seconds", "stall_seconds", "stall_share", "use", "copy", "stall", "times",
 )  # fmt: skip
 
 pytestmark = pytest.mark.usefixtures("as_comfyui_runs", "one_thread", "small_ones_too")

@@ -7,6 +7,7 @@ import itertools
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,12 +20,15 @@ import pytest
 import torch
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
+from comfy_execution.graph import DynamicPrompt
+from comfy_execution.progress import ProgressRegistry
 from PIL import Image
 
 from fusestream import checkpoints
 from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
-from fusestream.fusion.report.data import Report
-from fusestream.nodes.page import between_prompts, front_end, in_memory, kept_reports, panel
+from fusestream.fusion.report.data import NodeTime, Report, Sampling
+from fusestream.nodes.page import between_prompts, front_end, in_memory, kept_reports, node_times, panel
+from fusestream.nodes.page.node_times import NodeTimes
 
 LONG = 10.0  # seconds: reached only where the test fails
 
@@ -149,12 +153,18 @@ def test_each_model_is_told_of_once_and_without_its_folder(server: Server, loade
     ours, theirs = named(path.name), named("Linear")
     stream = streamed.stream
     assert ours["streams"] and ours["kind"] == "WAN21" and ours["device"] == "cpu"
+    assert (ours["role"], ours["family"]) == ("diffusion", "Wan")
     assert ours["vram"] == streamed.loaded_size() > ours["resident"] + ours["window"] > 0
     assert (ours["resident"], ours["window"]) == (
         stream.residency.pager.plan.resident_bytes,
         stream.residency.pager.plan.window_bytes,
     )
-    assert not theirs["streams"] and theirs["vram"] == stocks.loaded_size() > 0 and theirs["pinned"] == 0
+    assert (
+        not theirs["streams"]
+        and theirs["role"] == theirs["family"] == ""
+        and theirs["vram"] == stocks.loaded_size() > 0
+        and theirs["pinned"] == 0
+    )
     assert not any(model["waiting"] for model in models())
     assert str(path.parent) not in json.dumps(models())
     assert get(panel.models).headers["Cache-Control"] == "no-store"
@@ -276,7 +286,7 @@ def test_the_last_reports_are_kept_the_newest_first(server: Server) -> None:
     found = told(get(panel.reports))["reports"]
     assert [one["title"] for one in found] == [f"model {i}" for i in reversed(range(2, kept_reports.MOST + 2))]
     assert all(one["policy"] == "kernels auto, precise" and "Its blocks stream." in one["text"] for one in found)
-    assert all(one["seconds"] == one["stall"] == 0 for one in found)
+    assert all(one["seconds"] == one["stall"] == 0 and one["run"] is None for one in found)
     ids = [one["id"] for one in found]
     for theme, id in itertools.product(("dark", "light"), (ids[0], ids[-1])):
         drawn = get(panel.picture, query={"theme": theme}, match_info={"id": str(id)})
@@ -284,6 +294,54 @@ def test_the_last_reports_are_kept_the_newest_first(server: Server) -> None:
         picture = Image.open(BytesIO(drawn.body)).convert("L")
         ground = picture.getpixel((2, 2))
         assert picture.width > 500 and isinstance(ground, int) and (ground < 80) == (theme == "dark")
+
+
+@pytest.mark.parametrize(("pixels", "size"), [((81, 480, 832), "832x480"), ((0, 0, 0), "")])
+def test_of_a_sampling_size_and_times_are_told(server: Server, pixels: tuple[int, int, int], size: str) -> None:
+    kept_reports.keep(replace(report("model"), sampling=Sampling(30, 0.8, 24.0, pixels=pixels)))
+    (found,) = told(get(panel.reports))["reports"]
+    assert found["run"] == {"frames": pixels[0], "size": size, "steps": 30, "all": "24 s", "step": "0.8 s"}
+
+
+def test_a_nodes_report_gets_the_times_of_what_runs_after_it(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the prompt's end, once; the next prompt leaves it as it is."""
+    ran = NodeTimes(clock=iter(range(100)).__next__)
+    monkeypatch.setattr(node_times, "_times", ran)
+    progress = ProgressRegistry("prompt", DynamicPrompt({"1": {"class_type": "VAEDecode"}, "2": {"class_type": "Odd"}}))
+    running = server.begin()
+    ran.begin(progress, "1")
+    ran.begin(progress, "2")
+    ran.end(progress, "2")
+    assert node_times.so_far() == (NodeTime("Odd", 1.0),), "the other one still runs"
+    kept_reports.keep(replace(report("by a node"), nodes=node_times.so_far()))
+    ran.end(progress, "1")
+    server.end(running)
+    (found,) = kept_reports.kept()
+    assert found.report.nodes == (NodeTime("VAE Decode", 3.0), NodeTime("Odd", 1.0)) and "VAE Decode 3 s" in found.text
+    assert node_times.so_far() == ()
+    running = server.begin()
+    other = ProgressRegistry("next", progress.dynprompt)
+    ran.begin(other, "2")
+    ran.end(progress, "2")  # of a prompt that is over
+    ran.end(other, "1")  # which ComfyUI still had
+    server.end(running)
+    assert kept_reports.kept() == [found]
+
+
+def test_comfyuis_progress_tells_of_each_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Registry(ProgressRegistry):
+        pass
+
+    ran = NodeTimes()
+    node_times._watch(Registry, ran)
+    progress = Registry("prompt", DynamicPrompt({name: {"class_type": "VAEDecode"} for name in "123"}))
+    for name in "12":
+        progress.start_progress(name)
+        progress.finish_progress(name)
+    progress.finish_progress("3")
+    assert progress.nodes.keys() == set("123"), "ComfyUI's own"
+    (found,) = ran.so_far(str.lower)
+    assert found.name == "vaedecode" and found.count == 2 and 0 <= found.seconds < LONG
 
 
 @pytest.mark.parametrize(
