@@ -6,7 +6,7 @@ A report is made once, when the node runs, and consists of plain values.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,9 @@ from comfy_api.latest import io, ui
 
 from . import declare
 from .declare import About, Node, linked, widget
+from .graph import queued
+from .graph.as_sampler import as_sampler
+from .graph.links import Graph
 from .model_files import model_files
 from .page import kept_reports
 
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 
 # The suffix of a name fits into the rest of the 255 bytes that systems allow.
 LONGEST_NAME, LONGEST_PREFIX = 200, 1000
+STEPS, GUIDANCE = 20, 5.0  # of a plan where no sampler tells
 ReportType = io.Custom("FUSESTREAM_REPORT")
 
 
@@ -39,7 +43,7 @@ class Plan(Node):
         "them take on this card, and what would change it. Run this node alone: click it and press its play button.",
         aliases=["estimate", "will it fit", "how long", "eta", "vram calculator"],
         is_output_node=True,
-        hidden=[io.Hidden.prompt],  # the other models of the workflow
+        hidden=[io.Hidden.prompt, io.Hidden.unique_id],  # the workflow's other models, and its sampler
         outputs=[
             io.String.Output(display_name="text", tooltip="The plan as plain text, for Preview Any or a file."),
             io.Image.Output(display_name="picture", tooltip="The plan as it is shown, for Save Image."),
@@ -50,12 +54,19 @@ class Plan(Node):
     class Inputs:
         model: Any = linked(io.Model, "The MODEL that goes to the sampler, LoRAs and Kernels nodes included.")
         latent: Any = linked(io.Latent, "The LATENT that the sampler begins with: only its size counts.")
-        steps: int = widget("As many as the sampler computes.", default=20, between=(1, 10000), is_required=True)
+        steps: int = widget(
+            "0: as many as the sampler of this MODEL computes. Or another number.",
+            default=0,
+            between=(0, 10000),
+            is_required=True,
+            display_name="steps (0: as sampler)",
+        )
         guidance: float = widget(
-            "The sampler's cfg. With 1 each step computes one prompt, else two.",
-            default=5.0,
+            "0: as the sampler has it. Or another cfg: with 1 each step computes one prompt, else two.",
+            default=0.0,
             between=(0.0, 100.0, 0.1),
             is_required=True,
+            display_name="guidance (0: as sampler)",
         )
         theme: ThemeName = declare.theme()
 
@@ -66,16 +77,34 @@ class Plan(Node):
     @classmethod
     def run(cls, inputs: Inputs) -> io.NodeOutput:
         from ..fusion.estimate.picture import draw  # noqa: PLC0415 - the server starts without it
-        from ..fusion.estimate.plan import estimate, prompts_of  # noqa: PLC0415
+        from ..fusion.estimate.plan import estimate  # noqa: PLC0415
         from ..fusion.estimate.words import as_text  # noqa: PLC0415
 
         samples = inputs.latent["samples"]
         if samples.is_nested:  # of several kinds, a film and its sound: the first says most
             samples = samples.unbind()[0]
+        steps, prompts, assumed = cls.asked(inputs)
         files = model_files(getattr(cls.hidden, "prompt", None) or {})
-        found = estimate(inputs.model, samples.shape, inputs.steps, prompts_of(inputs.guidance), files)
+        found = replace(estimate(inputs.model, samples.shape, steps, prompts, files), assumed=assumed)
         picture, text = draw(found, inputs.theme), as_text(found)
         return io.NodeOutput(text, as_image(picture), ui=shown(picture, text, cls))
+
+    @classmethod
+    def asked(cls, inputs: Inputs) -> tuple[int, int, str]:
+        """Steps, and prompts of each, as the inputs say, else as the sampler has them; and in a
+        sentence what had to be assumed."""
+        from ..fusion.estimate.plan import prompts_of  # noqa: PLC0415 - the server starts without it
+
+        steps, prompts, why = inputs.steps or None, prompts_of(inputs.guidance) if inputs.guidance else None, ""
+        if steps is None or prompts is None:
+            graph = Graph(getattr(cls.hidden, "prompt", None) or {}, queued.kind_of)
+            there = as_sampler(graph, str(getattr(cls.hidden, "unique_id", "")))
+            steps, prompts, why = steps or there.steps, prompts or there.prompts, there.why
+        assumed = [
+            words for value, words in ((steps, f"{STEPS} steps"), (prompts, f"a guidance of {GUIDANCE}")) if not value
+        ]
+        told = f"Assumed: {' and '.join(assumed)}, because {why}. Set them on this node." if assumed else ""
+        return steps or STEPS, prompts or prompts_of(GUIDANCE), told
 
 
 class ReportNode(Node):

@@ -20,22 +20,22 @@ def draw(found: Estimate, theme: ThemeName = "dark") -> Image.Image:
     """The picture: RGB, WIDTH wide, as high as its content."""
     canvas = Canvas(theme)
     canvas.line(found.title)
-    below = " | ".join(word for word in (found.card, found.kernels) if word)
-    if below:
-        canvas.line(below, SMALL, canvas.theme.faint)
     canvas.line(words.asked(found), SMALL)
+    if found.assumed:
+        canvas.line(found.assumed, SMALL, canvas.theme.stall)
     if found.fit is None:
         canvas.line(words.WHOLE, SMALL)
     else:
         canvas.line(words.verdict(found.fit))
+        canvas.line(words.time(found), SMALL)
         memory(canvas, found.fit)
         if found.ram is not None:
             canvas.line(f"RAM: {words.ram(found.ram)}", SMALL)
-        if found.seconds is None:
-            canvas.y += 12
-        else:
+        if found.seconds is not None:
             times(canvas, found)
-        canvas.line(words.time(found), SMALL)
+    below = " | ".join(word for word in (found.card, found.kernels) if word)
+    if below:
+        canvas.line(below, SMALL, canvas.theme.faint)
     for gap in found.gaps:
         canvas.line(gap, SMALL, canvas.theme.stall)
     return canvas.finished()

@@ -85,6 +85,7 @@ class Estimate:
     ram                   what RAM holds of the workflow's files
     is_most               whether it takes less time, because work is left out as it runs: how much
                           less is not known before
+    assumed               what the work rests on that nobody said, in a sentence
     """
 
     title: str
@@ -102,6 +103,7 @@ class Estimate:
     auto: AsStored | None = None
     ram: RamFit | None = None
     is_most: bool = False
+    assumed: str = ""
 
     @property
     def total(self) -> float | None:

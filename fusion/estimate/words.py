@@ -8,7 +8,7 @@ from ..base.card_rates import Source
 from ..base.format import counted, quality, took
 from ..report.data import Sampling, size
 from ..report.summary import pixel_words
-from ..report.text import sampling_words
+from ..report.text import sampling_words, section
 from ..sampling.step_timer import Reading
 from .fit import Fit, Verdict
 from .plan import Change, Estimate
@@ -26,24 +26,22 @@ def as_text(found: Estimate) -> str:
 
 
 def lines(found: Estimate) -> Iterator[str]:
+    """Whether it fits and how long it takes first, because a node shows a few lines at once."""
     yield f"FuseStream plan: {found.title}"
-    yield " | ".join(word for word in (found.card, found.kernels) if word)
     yield asked(found)
-    yield ""
-    if found.fit is None:
-        if not found.gaps:
-            yield WHOLE
-    else:
+    if found.assumed:
+        yield found.assumed
+    if found.fit is not None:
         yield verdict(found.fit)
-        yield from (f"  {name}: {words}" for name, words in memory(found.fit))
-        yield from () if found.ram is None else (f"  RAM: {ram(found.ram)}",)
-        yield ""
         yield time(found)
         changes = [change_words(change, found) for change in found.changes]
-        if changes:
-            yield from ("", "What would change it", *(f"  {line}" for line in changes))
-    if found.gaps:
-        yield from ("", "Could not be found out", *(f"  {gap}" for gap in found.gaps))
+        yield from section("What would change it", changes)
+        told = [f"{name}: {words}" for name, words in memory(found.fit)]
+        yield from section("Memory", told if found.ram is None else [*told, f"RAM: {ram(found.ram)}"])
+    elif not found.gaps:
+        yield WHOLE
+    yield from section("How it computes", [" | ".join(word for word in (found.card, found.kernels) if word)])
+    yield from section("Could not be found out", found.gaps)
 
 
 def asked(found: Estimate) -> str:

@@ -4,7 +4,7 @@ lists that are long stand last."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ..base.format import counted, took
 from .data import Report, Sampling, Sparsity, duration, size
@@ -42,7 +42,7 @@ def lines(report: Report) -> Iterator[str]:
     yield from section("Kernels that were not used, by reason", refusals(report))
 
 
-def section(title: str, body: Iterator[str] | tuple[str, ...]) -> Iterator[str]:
+def section(title: str, body: Iterable[str]) -> Iterator[str]:
     found = list(body)
     if found:
         yield ""

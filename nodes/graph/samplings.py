@@ -9,7 +9,7 @@ that it is about.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from .links import Graph
@@ -49,12 +49,20 @@ class Sampling:
 def samplings(graph: Graph, loader: str) -> Iterator[Sampling | Unknown]:
     """The samplings that the loader's first output goes to, the nearest first: those that will run, or
     where nothing of this model is saved yet, all."""
+    among = graph.prompt if loader not in graph.running else graph.running
+    for met in samplers(graph, Output(loader, 0), among):
+        yield met if isinstance(met, Unknown) else _sampling(graph, *met)
+
+
+def samplers(graph: Graph, model: Output, among: Iterable[str]) -> Iterator[tuple[str, tuple[str, ...]] | Unknown]:
+    """Each node that samples with this model, and the nodes that the model passes on its way there;
+    or why that cannot be said. among: the nodes that are looked at."""
     takers: dict[Output, list[str]] = {}
-    for name in graph.prompt if loader not in graph.running else graph.running:
+    for name in among:
         for output in dict.fromkeys(graph.links(name)):
             takers.setdefault(output, []).append(name)
-    waiting = deque([Output(loader, 0)])
-    before = {loader: loader}  # of each node that was met, the one that it was met from
+    waiting = deque([model])
+    before = {model.node: model.node}  # of each node that was met, the one that it was met from
     while waiting:
         output = waiting.popleft()
         for node in takers.get(output, ()):
@@ -65,7 +73,7 @@ def samplings(graph: Graph, loader: str) -> Iterator[Sampling | Unknown]:
             if graph.prompt[node]["class_type"] in SWITCHES:
                 yield _undecided(graph, node)
             elif LATENT in made and not (graph.is_plain(node) and set(MODELS) & set(made)):
-                yield _sampling(graph, node, _way(before, loader, node))
+                yield node, _way(before, model.node, node)
             elif len(set(graph.links_of(node, *MODELS))) > 1:
                 yield Unknown("twoModels", node)
             elif IMAGE in made and graph.links_of(node, CONDITIONING):
@@ -100,14 +108,14 @@ def _sampling(graph: Graph, sampler: str, between: tuple[str, ...]) -> Sampling 
         if not graph.is_plain(sampler):
             raise Unknown("samplesItself", sampler)
         size = size_of(graph, sampler)
-        steps, prompts = _steps(graph, sampler), _prompts(graph, sampler)
+        steps, prompts = steps_at(graph, sampler), prompts_at(graph, sampler)
         return Sampling(sampler, between, size.pixels, size.batch, size.more, steps, prompts, size.sound)
     except Unknown as reason:
         reason.sampler = sampler
         return reason
 
 
-def _steps(graph: Graph, sampler: str) -> int:
+def steps_at(graph: Graph, sampler: str) -> int:
     """Number of computed steps: those between a first and a last one, if they are given."""
     inputs = graph.prompt[sampler]["inputs"]
     if "steps" in inputs:
@@ -139,7 +147,7 @@ def _sigmas(graph: Graph, node: str, depth: int = 0) -> int:
     return int(graph.values.number(origin, "steps"))
 
 
-def _prompts(graph: Graph, sampler: str) -> int:
+def prompts_at(graph: Graph, sampler: str) -> int:
     """How many prompts a step computes: with a guidance of 1 stock leaves the others out."""
     guiders = graph.links_of(sampler, GUIDER)
     node = guiders[0].node if guiders else sampler

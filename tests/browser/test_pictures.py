@@ -92,7 +92,6 @@ PLAN = """type => {
     by('FuseStreamDiffusionModelLoader').connect(0, plan, 'model')
     by('EmptyHunyuanLatentVideo').connect(0, plan, 'latent')
     app.graph.remove(by('SaveVideo'))
-    plan.widgets.find(w => w.name === 'steps').value = 20
     plan.pos = [9000, 0]
     plan.setSize([800, 920])
     app.canvas.ds.scale = 0.9

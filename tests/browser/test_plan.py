@@ -52,7 +52,7 @@ def graph() -> dict[str, Any]:
         del workflow[names[class_type]]
     sampler = workflow[names["KSampler"]]["inputs"]
     sampler["seed"] = uuid.uuid4().int % 2**32
-    inputs = {"model": sampler["model"], "latent": sampler["latent_image"], "steps": STEPS, "guidance": sampler["cfg"]}
+    inputs = {"model": sampler["model"], "latent": sampler["latent_image"], "steps": 0, "guidance": 0.0}
     workflow["901"] = {"class_type": PLAN, "inputs": inputs}
     workflow["902"] = {"class_type": "PreviewAny", "inputs": {"source": [names["KSampler"], 0]}}
     return workflow

@@ -452,6 +452,8 @@ def test_the_text_answers_the_three_questions() -> None:
     text = words.as_text(made_up())
     assert "832x480, 81 frames, 20 steps, two prompts a step" in text
     assert "It fits: 5 blocks stay, 35 pass through." in text
+    assert [line.split(" ")[0] for line in text.splitlines()[2:4]] == ["It", "A"], "first of all"
+    assert words.as_text(replace(made_up(), assumed="Assumed: a lot.")).splitlines()[2] == "Assumed: a lot."
     assert "A step takes 98 s, 20 steps 33 min: predicted" in text and "PCIe 3" in text
     assert "quality Fastest: 44 s a step, 15 min in all" in text
     assert "a LoRA for 4 steps, with guidance 1: 49 s a step, 3 min in all" in text

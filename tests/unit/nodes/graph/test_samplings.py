@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from fusestream.nodes.graph import as_sampler as module
+from fusestream.nodes.graph import queued
+from fusestream.nodes.graph.as_sampler import AsSampler, as_sampler
 from fusestream.nodes.graph.links import Graph
 from fusestream.nodes.graph.prompt import Kind, Unknown
 from fusestream.nodes.graph.samplings import Sampling, samplings
+from fusestream.nodes.reports import Plan
 
 KINDS = {
     "Loader": Kind(("MODEL",), is_plain=False),
@@ -174,3 +179,75 @@ def test_a_circle_is_no_way() -> None:
     again = node("KSampler", model="lora.0", latent_image="sampler.0", steps=1, cfg=1.0)
     assert reason(sampler=again) == ("sizeOf", "sampler")
     found(lora=node("Lora", model="lora.0"), sampler=None)
+
+
+# ----------------------------------------------------------------------------------------------------- beside a sampler
+
+ENDS = {"Plan": Kind(("STRING", "IMAGE"), is_end=True, is_plain=False), "Save": Kind((), is_end=True)}
+
+
+def planned(**others: Any) -> dict[str, Any]:
+    """Text to video with a plan beside its sampler; nodes given take the place of these, or None away."""
+    found = {
+        "loader": node("Loader"),
+        "lora": node("Lora", model="loader.0"),
+        "empty": node("EmptyLatentImage", **VIDEO),
+        "sampler": node("KSampler", model="lora.0", latent_image="empty.0", steps=30, cfg=1.0),
+        "save": node("Save", latent="sampler.0"),
+        "plan": node("Plan", model="lora.0", latent="empty.0", steps=0, guidance=0.0),
+        **others,
+    }
+    return {name: one for name, one in found.items() if one is not None}
+
+
+def beside(**others: Any) -> AsSampler:
+    return as_sampler(Graph(planned(**others), {**KINDS, **ENDS}.get), "plan")
+
+
+def test_a_plan_has_the_numbers_of_the_one_sampler_beside_it() -> None:
+    assert beside() == AsSampler(30, 1)
+    assert beside(plan=node("Plan", model="loader.0")) == AsSampler(30, 1), "nodes that change it lie between"
+    assert beside(save=None) == AsSampler(30, 1), "what is not saved yet"
+    assert beside(**CUSTOM) == AsSampler(30, 2)
+    spare = node("KSampler", model="lora.0", latent_image="empty.0", steps=8, cfg=5.0)
+    assert beside(spare=spare) == AsSampler(30, 1), "one that does not run"
+
+
+@pytest.mark.parametrize(
+    ("others", "why"),
+    [
+        ({"sampler": None, "save": None}, module.NO_SAMPLER),
+        ({"plan": node("Plan")}, module.NO_SAMPLER),
+        ({"two": node("KSampler", model="loader.0", latent_image="sampler.0", steps=4, cfg=1.0),
+          "save": node("Save", latent="two.0"), "plan": node("Plan", model="loader.0")}, module.SEVERAL),
+        ({"sampler": node("TheirSampler", model="lora.0", latent_image="empty.0", steps=4)}, module.OF_ITS_OWN),
+    ],
+)  # fmt: skip
+def test_where_nothing_is_known_the_reason_is(others: dict[str, Any], why: str) -> None:
+    assert beside(**others) == AsSampler(None, None, why)
+
+
+def test_a_number_that_is_worked_out_leaves_the_other() -> None:
+    sampler = node("KSampler", model="lora.0", latent_image="empty.0", steps="size.0", cfg=4.0)
+    assert beside(size=node("GetImageSize"), sampler=sampler) == AsSampler(None, 2, module.AS_IT_RUNS)
+
+
+@pytest.mark.parametrize(
+    ("steps", "guidance", "others", "asked", "assumed"),
+    [
+        (0, 0.0, {}, (30, 1), ""),
+        (12, 0.0, {}, (12, 1), ""),
+        (0, 3.5, {}, (30, 2), ""),
+        (20, 5.0, {}, (20, 2), ""),
+        (0, 1.0, {"sampler": None}, (20, 1), "Assumed: 20 steps, because no sampler takes this MODEL. Set them on this node."),
+        (0, 0.0, {"sampler": None}, (20, 2), "Assumed: 20 steps and a guidance of 5.0, because no sampler takes this MODEL. "
+                                             "Set them on this node."),
+    ],
+)  # fmt: skip
+def test_what_the_user_sets_counts_and_else_the_sampler(
+    monkeypatch: pytest.MonkeyPatch, steps: int, guidance: float, others: dict[str, Any], asked: Any, assumed: str
+) -> None:
+    monkeypatch.setattr(queued, "kind_of", {**KINDS, **ENDS}.get)
+    monkeypatch.setattr(Plan, "hidden", SimpleNamespace(prompt=planned(**others), unique_id="plan"))
+    told = Plan.asked(Plan.Inputs(None, None, steps, guidance))
+    assert told == (*asked, assumed)
