@@ -104,7 +104,8 @@ def layers(canvas: Canvas, report: Report) -> None:
         canvas.rect((x, floor + 10, end, bottom - 10), theme.resident if layer.resident else theme.copy)
     canvas.text(left + 10, top + 6, f"tallest: {duration(tallest)}", SMALL, theme.faint)
     last = report.layers[-1].name
-    words = f"{size(report.resident_bytes)} stay, {size(report.streamed_bytes)} streamed in each pass"
+    streamed = f", {size(report.streamed_bytes)} streamed in each pass" if report.streamed_bytes else ""
+    words = f"{size(report.resident_bytes)} stay{streamed}"
     canvas.axis(box, [(0.0, report.layers[0].name), (0.5, words), (1.0, last)])
 
 

@@ -8,7 +8,7 @@ from ..base.format import counted, took
 from .data import NodeTime, Report, Sampling
 
 MOST_NODES = 6  # that are named; the rest is summed up
-SHORT = 0.05  # seconds: shorter nodes are summed up
+SHORT = 0.05  # seconds: shorter nodes are summed up, or not worth a word
 SLOW_START = 1.5  # a first step that took so many times the usual one is told
 
 
@@ -45,9 +45,9 @@ def nodes(found: tuple[NodeTime, ...]) -> str:
     named = [one for one in found if one.seconds >= SHORT][:MOST_NODES]
     told = [f"{one.name} {took(one.seconds)}" + (f" ({one.count} nodes)" if one.count > 1 else "") for one in named]
     others = found[len(named) :]
-    if others:
-        count = sum(one.count for one in others)
-        told.append(f"{counted(count, 'other')} {took(sum(one.seconds for one in others))}")
+    seconds = sum(one.seconds for one in others)
+    if seconds >= SHORT:
+        told.append(f"{counted(sum(one.count for one in others), 'other')} {took(seconds)}")
     return ", ".join(told)
 
 

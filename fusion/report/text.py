@@ -60,10 +60,14 @@ def streaming(report: Report) -> Iterator[str]:
     if report.predicted_pass is not None:
         predicted = sum(layer.predicted or 0.0 for layer in report.layers)
         yield f"predicted at these rates: {duration(report.predicted_pass)}, of which {duration(predicted)} waiting"
-    yield (
-        f"{size(report.resident_bytes)} of the blocks stay in VRAM, the others pass through {size(report.window)} with room for "
-        f"{report.slots}; budget {size(report.budget)}; {size(report.streamed_bytes)} cross the bus in each pass"
-    )
+    stay = f"{size(report.resident_bytes)} of the blocks stay in VRAM"
+    if report.slots:
+        yield (
+            f"{stay}, the others pass through {size(report.window)} with room for {report.slots}; budget {size(report.budget)}; "
+            f"{size(report.streamed_bytes)} cross the bus in each pass"
+        )
+    else:
+        yield f"{stay}; budget {size(report.budget)}"
     if report.rate:
         yield f"bandwidth while copying: {report.rate / 1e9:.2f} GB/s; {report.overlap:.0%} of that time hidden behind computing"
     for route, nbytes in report.routes:
