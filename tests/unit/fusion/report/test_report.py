@@ -320,14 +320,15 @@ def test_the_first_lines_say_where_the_time_went(made_up: Report) -> None:
         NodeTime("KSampler", 24.2),
         NodeTime("VAE Decode", 9.1),
         NodeTime("Encode", 3.0, 2),
-        NodeTime("Note", 0.01),
+        NodeTime("A", 0.04),
+        NodeTime("B", 0.03),
     )
     found = replace(made_up, sampling=Sampling(30, 0.8, 24.0, 3.2, (81, 480, 832)), nodes=nodes)
     head = report.as_text(found).splitlines()[1:4]
     assert head == [
         "832x480, 81 frames: 30 steps sampled in 24 s, 0.8 s a step, of which 7% was waiting for weights.",
         "The first step took 3.2 s: it brings the weights, and may compare kernels.",
-        "The nodes that have run took 36 s: KSampler 24 s, VAE Decode 9.1 s, Encode 3 s (2 nodes), 1 other 0.01 s.",
+        "The nodes that have run took 36 s: KSampler 24 s, VAE Decode 9.1 s, Encode 3 s (2 nodes), 2 others 0.07 s.",
     ]
     steady = replace(found, sampling=Sampling(30, 0.8, 24.0, 0.9), nodes=())
     assert report.as_text(steady).splitlines()[1].startswith("30 steps sampled in 24 s, ")
