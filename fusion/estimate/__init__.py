@@ -6,7 +6,8 @@ as_text(found), draw(found, "dark")
 
 `plan.py` makes it from three sources: `fit.py`, the memory estimate that the loaders use;
 `measured.py`, how long steps took here before; and, if none was timed, `sums.py`, operations and
-bytes at the rates of `base/card_rates.py`. While a workflow is only open there is no MODEL, and
+bytes at the rates of `base/card_rates.py`. `telling.py` chooses the changes that are told where there
+is room for few. While a workflow is only open there is no MODEL, and
 `unread.py` makes one from the file's header. This package imports nothing, because
 `base/card_rates.py` and the words of it are read without torch.
 """

@@ -124,9 +124,8 @@ def what_it_holds(stream: BlockStream) -> str:
     if not converted:
         return ""
     (stored, held), _ = converted.most_common(1)[0]
-    if stream.device.type == "cpu":
-        return f"The CPU computes in {held}, whatever the quality: weights that the file has as {stored} become it as they arrive."
-    return f"Weights that the file has as {stored} are held as {held}, converted as they arrive."
+    why = ": the CPU computes in it, whatever the quality" if stream.device.type == "cpu" else ""
+    return f"Weights that the file has as {stored} are held as {held}, converted as they arrive{why}."
 
 
 def who_computes(stream: BlockStream) -> str:
