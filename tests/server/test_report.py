@@ -44,7 +44,9 @@ def test_reports_of_two_branches(server: Server, client: Client, two_branches: W
     texts = {name: run.outputs[name]["text"][0] for name in ("a", "b", "both")}
     assert "kernels auto" in texts["a"] and "kernels off" in texts["b"] and "B / A" in texts["both"]
     for text in (texts["a"], texts["b"]):
-        assert re.match(r".*\n64x64, 9 frames: 2 steps sampled in .* a step.*\n(.*\n)?The nodes .* took .*KSampler ", text), text
+        assert re.match(
+            r".*\n64x64, 9 frames: 2 steps sampled in .* a step.*\n(.*\n)?The nodes .* took .*KSampler ", text
+        ), text
     assert "a pass through 12 parts: " in texts["a"] and "Could not be found out" not in texts["a"] + texts["b"]
     for name in texts:
         (picture,) = run.outputs[name]["images"]
