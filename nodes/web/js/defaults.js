@@ -1,6 +1,8 @@
-// What new FuseStream loaders begin with, by the user's settings. A saved workflow's own values are put in after this, and stay.
+// What new FuseStream nodes begin with, by the user's settings and theme. A saved workflow's own values are put in after this, and stay.
 
 import { app } from "../../../scripts/app.js"
+import { BY_PRECISION, hideAdvanced } from "./advanced.js"
+import { isDark } from "./theme.js"
 
 const KERNELS_SETTING = "FuseStream.Defaults.Kernels"
 const QUALITY_SETTING = "FuseStream.Defaults.Quality"
@@ -9,7 +11,6 @@ const WIDGETS = {
     kernels: () => app.extensionManager.setting.get(KERNELS_SETTING),
     quality: () => app.extensionManager.setting.get(QUALITY_SETTING),
 }
-const BY_PRECISION = "by precision"
 const KERNELS_NODES = ["FuseStreamKernels", "FuseStreamTextEncoderKernels", "FuseStreamVAEKernels"]
 const LOADERS = [
     "FuseStreamDiffusionModelLoader", "FuseStreamTextEncoderLoader", "FuseStreamVAELoader", "FuseStreamCheckpointLoader",
@@ -38,6 +39,7 @@ app.registerExtension({
         },
     ],
     nodeCreated(node) {
+        if (node.comfyClass?.startsWith("FuseStream")) followTheme(node)
         if (KERNELS_NODES.includes(node.comfyClass)) keepsOldDefault(node, "precision", "precise")
         if (!LOADERS.includes(node.comfyClass)) return
         goByPrecision(node)
@@ -45,8 +47,15 @@ app.registerExtension({
             const widget = node.widgets.find(each => each.name === name), chosen = widget && of()
             if (widget?.options.values.includes(chosen)) widget.value = chosen
         }
+        hideAdvanced(node)
     },
 })
+
+/** A node that draws a picture draws it for the page as it is now. */
+function followTheme(node) {
+    const widget = node.widgets?.find(each => each.name === "theme")
+    if (widget) widget.value = isDark() ? "dark" : "light"
+}
 
 /** Where a precision was chosen, by hand or by a workflow from before there was a quality, the quality leaves it to that. */
 function goByPrecision(node) {

@@ -40,7 +40,8 @@ const PLACES = [
 ]
 // Our widgets that a loader of theirs may lack while they have this value.
 const FURTHER = ["second_file", "third_file", "fourth_file"], NONE = "none"
-const ROW = 28 // the height of a widget where nodes are elements; besides, they have a row for outputs and one for their pack
+// The heights of a widget and of a further output where nodes are elements; besides, they have a row for an output and one for their pack.
+const ROW = 28, SLOT = 20
 const LOADED = new Set(["MODEL", "CLIP", "VAE"])
 // What a node's properties tell of its type and of the pack it comes from.
 const OF_TYPE = ["Node name for S&R", "cnr_id", "aux_id", "ver"]
@@ -113,17 +114,17 @@ function attempt(node, { theirs, ours, widgets }, toOurs) {
         }
         if (value !== undefined) there.value = value
     }
-    // An element is at least as high as the node would be on the canvas, where advanced widgets have rows too.
-    const onCanvas = after.computeSize()[1]
-    const height = LiteGraph.vueNodesMode ? Math.max(onCanvas, ROW * (rowsOf(after.widgets) + 2)) : onCanvas
-    return { node: rewritten(node, after.serialize()), names, height }
+    const saved = after.serialize() // on the canvas as high as it is with its advanced widgets
+    // An element is at least as high as the node is on the canvas.
+    const height = LiteGraph.vueNodesMode ? Math.max(after.computeSize()[1], elementsHeight(after)) : saved.size[1]
+    return { node: rewritten(node, saved), names, height }
 }
 
-/** How many rows of a node are for widgets, where nodes are elements: the advanced ones have one together, a button. */
-function rowsOf(widgets) {
+/** How high a node is where nodes are elements: its advanced widgets have one row together, a button. */
+function elementsHeight({ widgets, outputs }) {
     const all = app.extensionManager.setting.get("Comfy.Node.AlwaysShowAdvancedWidgets")
     const advanced = all ? 0 : widgets.filter(widget => widget.options?.advanced).length
-    return widgets.length - advanced + (advanced ? 1 : 0)
+    return ROW * (widgets.length - advanced + (advanced ? 1 : 0) + 2) + SLOT * (outputs.length - 1)
 }
 
 /** A saved node's values by their widgets' names. order: of a type that is not installed. */
