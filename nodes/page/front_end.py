@@ -43,11 +43,11 @@ def tell(event: str, told: dict[str, Any]) -> None:
 
 def write_on(node: str | None, words: str) -> None:
     """Show words as ComfyUI's progress text on a node of the page that queued; `last_words.js`
-    keeps them."""
+    keeps them, and is told first."""
     server = running_server()
     if server is not None and server.client_id is not None and node is not None:
-        server.send_progress_text(words, node, server.client_id)
         server.send_sync(WORDS, {"node": node, "words": words}, server.client_id)
+        server.send_progress_text(words, node, server.client_id)
 
 
 def running_node() -> str | None:
