@@ -1,7 +1,7 @@
 // Elements over the canvas that stay at their nodes, at the canvas's scale: they look the same with both of the front end's
 // kinds of nodes, and change neither a node's size nor what a workflow saves. One goes when nothing is heard for it any more, unless
-// it lasts. It is as wide as its node, and lies where it covers no other: below it, above it, or else on its lower end; one that
-// lasts beside it instead, for it would cover widgets that are being edited.
+// it lasts. It is as wide as its node, and lies where it covers neither another nor a group's title: below it, above it, or else on
+// its lower end; one that lasts beside it instead, for it would cover widgets that are being edited.
 
 import { app } from "../../../scripts/app.js"
 import { api } from "../../../scripts/api.js"
@@ -127,7 +127,8 @@ function put(one, node, lasts) {
     one.element.classList.toggle("fusestream-dark", isDark())
     const { scale } = app.canvas.ds, at = boxOf(node)
     one.element.style.width = `${Math.min(MOST, Math.max(LEAST, (at.right - at.left) / scale))}px`
-    const places = (lasts ? beside : around)(at, one.element.offsetWidth * scale, one.element.offsetHeight * scale, GAP * scale)
+    const size = [one.element.offsetWidth * scale, one.element.offsetHeight * scale, GAP * scale]
+    const places = (lasts ? beside : around)(at, node.graph.groups.map(titleOf), ...size)
     if (one.place === undefined || one.node !== node) {
         one.place = places.findIndex(place => free(place, node, one.element))
         one.node = node
@@ -149,31 +150,44 @@ function rests(one, node) {
 }
 
 /** Where something of this size may lie at a node, the best first: below, above, on it from its lower end up to its title. */
-function around(box, width, height, gap) {
-    const places = outside(box, width, height, gap)
+function around(box, titles, width, height, gap) {
+    const places = outside(box, titles, width, height, gap)
     for (let y = box.bottom - gap - height; y > box.top + 5 * gap; y -= 2 * gap) places.push(rectangle(box.left, y, width, height))
     return places
 }
 
 /** The same for one that covers nothing: below, above, at its right, at its left. */
-function beside(box, width, height, gap) {
+function beside(box, titles, width, height, gap) {
     const sides = [box.right + gap, box.left - gap - width]
-    return [...outside(box, width, height, gap), ...sides.map(left => rectangle(left, box.top, width, height))]
+    return [...outside(box, titles, width, height, gap), ...sides.map(left => rectangle(left, box.top, width, height))]
 }
 
-const outside = ({ left, top, bottom }, width, height, gap) => [bottom + gap, top - gap - height].map(y => rectangle(left, y, width, height))
+/** Below it, above it, and above the title of the group that it is in. */
+function outside({ left, top, bottom }, titles, width, height, gap) {
+    const above = rectangle(left, top - gap - height, width, height), over = titles.find(title => meet(title, above))
+    const places = [rectangle(left, bottom + gap, width, height), above]
+    return over ? [...places, rectangle(left, over.top - gap - height, width, height)] : places
+}
 
 const rectangle = (left, top, width, height) => ({ left, top, right: left + width, bottom: top + height })
 
-/** Whether no other node lies there, nor another of these elements. */
+/** Whether no other node lies there, nor a group's title, nor another of these elements. */
 function free(place, node, element) {
-    const others = node.graph.nodes.filter(each => each !== node).map(boxOf)
+    const others = [...node.graph.nodes.filter(each => each !== node).map(boxOf), ...node.graph.groups.map(titleOf)]
     for (const { shown } of all) {
         for (const one of shown.values()) {
             if (one.element !== element && one.node && one.element.style.display === "") others.push(one.element.getBoundingClientRect())
         }
     }
-    return !others.some(other => place.left < other.right && other.left < place.right && place.top < other.bottom && other.top < place.bottom)
+    return !others.some(other => meet(place, other))
+}
+
+const meet = (one, other) => one.left < other.right && other.left < one.right && one.top < other.bottom && other.top < one.bottom
+
+/** A group's title on the page. */
+function titleOf({ pos: [x, y], size: [width], titleHeight }) {
+    const [left, top] = app.canvasPosToClientPos([x, y]), [right, bottom] = app.canvasPosToClientPos([x + width, y + titleHeight])
+    return { left, top, right, bottom }
 }
 
 /** A node on the page, with its title; drawn as an element it may be higher than the graph knows. */
