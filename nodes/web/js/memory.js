@@ -11,7 +11,7 @@ app.registerExtension({
     settings: [
         {
             id: RAM_SETTING,
-            name: "RAM that streamed models may pin, in GiB",
+            name: "RAM that streamed models may pin, GiB (0: automatic)",
             tooltip: "0: what is free, less a quarter of all. Less leaves more to other programs, and weights come more slowly where the file does not fit. Holds from the next run on.",
             category: ["FuseStream", "Memory", "RAM"],
             type: "number",
@@ -20,7 +20,7 @@ app.registerExtension({
         },
         {
             id: RESERVE_SETTING,
-            name: "VRAM left to others, in GiB",
+            name: "VRAM left to other programs, GiB (0: automatic)",
             tooltip: "As ComfyUI's --reserve-vram, for all its models, and in its place where it was not given. 0: ComfyUI's own reserve. Holds from the next run on.",
             category: ["FuseStream", "Memory", "Reserve"],
             type: "number",

@@ -186,6 +186,7 @@ app.registerExtension({
     setup() {
         app.extensionManager.registerSidebarTab({
             id: "fusestream", icon: "pi pi-bolt", title: "FuseStream", tooltip: "FuseStream", type: "custom",
+            label: "Fuse\u200bStream", // too long for the bar, it breaks between its words
             render(parent) {
                 if (open?.element.parentElement === parent) return // the front end says so again and again
                 open?.end()

@@ -19,7 +19,7 @@ async function useLoaders(toOurs) {
     const { count, stays } = swap(workflow, toOurs)
     if (count) await show(workflow)
     const said = stays.map(({ key, values }) => words(key, values))
-    if (count) said.unshift(words("swapped", { count }))
+    if (count) said.unshift(words(`${count === 1 ? "one" : "many"}${toOurs ? "Ours" : "Theirs"}`, { count }))
     if (!said.length) said.push(words(toOurs ? "noneOfTheirs" : "noneOfOurs"))
     say(stays.length ? "warn" : count ? "success" : "info", "FuseStream", said.join("\n"), stays.length ? undefined : SHOWN)
 }
