@@ -10,7 +10,7 @@ from playwright.sync_api import TimeoutError, expect
 
 from bed.paths import ROOT
 from bed.server import PACK, Server
-from browser.front_end import FrontEnd
+from browser.front_end import TITLE_BAR, FrontEnd
 from browser.widgets import MIDDLE
 
 DOCS = ROOT / "nodes" / "web" / "docs"
@@ -28,6 +28,65 @@ ALONE = """type => {
     app.graph.add(node)
     node.pos = app.canvas.ds.convertCanvasToOffset([300, 300])
 }"""
+# A loader with these values, as a workflow saves it: what is seen of its widgets, and its height now, saved, and at least.
+SEEN = """([type, values]) => {
+    const named = values => node => Object.entries(values).forEach(([name, value]) => {
+        node.widgets.find(widget => widget.name === name).value = value
+    })
+    app.graph.clear()
+    const made = LiteGraph.createNode(type)
+    named(values)(made)
+    const saved = made.serialize(), node = LiteGraph.createNode(type)
+    app.graph.add(node)
+    node.configure(saved)
+    node.pos = app.canvas.ds.convertCanvasToOffset([300, 300])
+    app.canvas.draw(true, true)
+    window.look = () => {
+        app.canvas.draw(true, true)
+        const shown = node.widgets.filter(widget => node.isWidgetVisible(widget)).map(widget => widget.name)
+        return [shown, node.size[1], node.serialize().size[1], node.computeSize()[1]]
+    }
+    return window.look()
+}"""
+# The input at the middle of each visible widget's own input.
+INPUTS = """() => {
+    const [node] = app.graph.nodes
+    return node.widgets.filter(widget => node.isWidgetVisible(widget)).map(({ name }) => {
+        const at = node.getInputPos(node.inputs.findIndex(input => input.widget?.name === name))
+        return [name, node.getInputOnPos(at)?.name]
+    })
+}"""
+FIRST = {
+    "FuseStreamDiffusionModelLoader": ["model_name", "vram_budget", "quality"],
+    "FuseStreamTextEncoderLoader": ["text_encoder_name", "vram_budget", "type", "quality", "second_file"],
+    "FuseStreamVAELoader": ["vae_name", "quality"],
+    "FuseStreamCheckpointLoader": ["ckpt_name", "vram_budget", "quality"],
+}
+ROW = 24  # the height of a widget on the canvas
+# What words on a node make of its height: before them, with them, as saved, and loaded from that.
+SAY = """async ([words, height]) => {
+    const node = LiteGraph.createNode('FuseStreamDiffusionModelLoader'), nodeId = () => String(node.id)
+    const element = () => document.querySelector(`[data-node-id="${app.graph.nodes[0].id}"]`)
+    const isMeasured = () => element()?.offsetHeight === app.graph.nodes[0].size[1] + LiteGraph.NODE_TITLE_HEIGHT
+    const drawn = async () => {
+        for (let i = 0; i < 10 || (i < 100 && LiteGraph.vueNodesMode && !isMeasured()); i++) await new Promise(requestAnimationFrame)
+        app.canvas.draw(true, true)
+    }
+    app.graph.clear()
+    app.graph.add(node)
+    node.pos = app.canvas.ds.convertCanvasToOffset([300, 300])
+    node.setSize([340, height])
+    await drawn()
+    const before = node.size[1], saved = node.serialize().size[1]
+    app.api.dispatchEvent(new CustomEvent('fusestream.words', { detail: { node: nodeId(), words } }))
+    app.api.dispatchCustomEvent('progress_text', { nodeId: nodeId(), text: words })
+    await drawn()
+    const spoken = node.size[1], workflow = JSON.parse(JSON.stringify(app.graph.serialize()))
+    await app.loadGraphData(workflow)
+    await drawn()
+    return [before, spoken, saved, workflow.nodes[0].size[1], app.graph.nodes[0].size[1]]
+}"""
+SET = "([id, value]) => app.extensionManager.setting.set(id, value)"
 NODES = sorted(path.stem for path in DOCS.glob("*.md"))
 # What the button for help is called, the colours, and how wide the page is. The panel is the same with nodes of either kind.
 LANGUAGES = {"ja": ("ノード情報", "light", 1920), "zh": ("节点信息", "dark", 1440)}
@@ -96,6 +155,58 @@ def assert_help(front: FrontEnd, source: str, button: str) -> None:
         expect(picture).not_to_have_js_property("naturalWidth", 0)
     in_code = sum(code.count("*") for code in re.findall("`[^`]+`", source))
     assert help_.inner_text().count("*") == in_code, "marks of emphasis that emphasise nothing"
+
+
+def test_loaders_on_the_canvas_show_what_counts(front: FrontEnd) -> None:
+    for type_, first in FIRST.items():
+        shown, height, saved, least = front.page.evaluate(SEEN, [type_, {}])
+        hidden = 4 if "TextEncoder" in type_ else 2
+        assert shown == first and height == least and saved == height + hidden * ROW
+        assert front.page.evaluate(INPUTS) == [[name, name] for name in first]
+    # What is not as usual stays, and the precision where the quality leaves it to that.
+    values: list[tuple[dict[str, str], set[str]]] = [
+        ({"kernels": "off"}, {"kernels"}),
+        ({"precision": "turbo"}, {"precision"}),
+        ({"quality": "by precision"}, {"precision"}),
+    ]
+    loader, first = next(iter(FIRST.items()))
+    for given, stays in values:
+        shown, height, _, least = front.page.evaluate(SEEN, [loader, given])
+        assert set(shown) == {*first, *stays} and height == least
+    # By the front end's own entry in the node's menu all of them are seen, and go again.
+    before = front.page.evaluate(SEEN, [loader, {}])
+    for entry, more in (("Show Advanced", 2), ("Hide Advanced", 0)):
+        x, y = front.page.evaluate(TITLE_BAR, front.nodes()[0]["id"])
+        front.page.mouse.click(x, y, button="right")
+        front.page.get_by_text(entry, exact=True).click()
+        shown, height, saved, _ = front.page.evaluate("window.look()")
+        assert (len(shown), height, saved) == (len(first) + more, before[1] + more * ROW, before[2])
+
+
+def test_words_on_a_loader_leave_no_gap(front: FrontEnd) -> None:
+    for elements, height in ((False, 112), (True, 180)):  # a little higher than it has to be
+        front.page.evaluate(SET, ["Comfy.VueNodes.Enabled", elements])
+        before, spoken, saved, with_words, loaded = front.page.evaluate(SAY, ["3.1 GB streamed, 12.0 s a step", height])
+        assert spoken > before == loaded == height and with_words == saved, elements
+    front.page.evaluate(SET, ["Comfy.VueNodes.Enabled", False])
+
+
+def test_a_new_picture_has_the_colours_of_the_page(front: FrontEnd) -> None:
+    made = """() => Object.keys(LiteGraph.registered_node_types).filter(type => type.startsWith('FuseStream')).flatMap(type => {
+        const node = LiteGraph.createNode(type), theme = node.widgets?.find(widget => widget.name === 'theme')
+        return theme ? [[node, theme]] : []
+    })"""
+    front.page.evaluate(f"window.themed = {made}")
+    themes = f"({made})().map(([, theme]) => theme.value)"
+    assert front.page.evaluate(themes) == ["dark"] * 3
+    front.page.evaluate("window.saved = themed().map(([node]) => node.serialize())")
+    front.page.evaluate(SET, ["Comfy.ColorPalette", "light"])
+    try:
+        assert front.page.evaluate(themes) == ["light"] * 3
+        loaded = "themed().map(([node, theme], i) => { node.configure(saved[i]); return theme.value })"
+        assert front.page.evaluate(loaded) == ["dark"] * 3
+    finally:
+        front.page.evaluate(SET, ["Comfy.ColorPalette", "dark"])
 
 
 @pytest.mark.deep

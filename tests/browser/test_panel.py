@@ -40,6 +40,16 @@ INKS = """panel => {
         .map(one => [one.textContent, pixel(getComputedStyle(one).color), ground(one)])
 }""".replace("%s", PIXEL)
 # What is wider than its place.
+# The words of a label, and how many lines each is on.
+LINES = """label => {
+    const text = label.firstChild, words = text.data.trim().split('\\u200b')
+    return [words, words.map(word => {
+        const range = document.createRange(), from = text.data.indexOf(word)
+        range.setStart(text, from)
+        range.setEnd(text, from + word.length)
+        return new Set([...range.getClientRects()].map(one => one.top)).size
+    })]
+}"""
 CLIPPED = """panel => [panel, ...panel.querySelectorAll('*')]
     .filter(one => one.clientWidth > 0 && one.scrollWidth > one.clientWidth + 1).map(one => one.textContent)"""
 ADD = """type => Object.fromEntries(LiteGraph.createNode(type).widgets.map(widget => [widget.name, widget.value]))"""
@@ -75,6 +85,15 @@ def close_panel(front: FrontEnd) -> None:
     if panel.count():
         front.page.keyboard.press("Enter")
         expect(panel).to_have_count(0)
+
+
+@pytest.mark.parametrize("settings", [{}])
+def test_the_name_at_the_side_breaks_between_its_words(front: FrontEnd) -> None:
+    front.page.evaluate("app.extensionManager.setting.set('Comfy.Sidebar.Size', 'normal')")
+    label = front.page.get_by_role("button", name=PACK, exact=True).locator(".side-bar-button-label")
+    words, lines = label.evaluate(LINES)
+    front.page.evaluate("app.extensionManager.setting.set('Comfy.Sidebar.Size', 'small')")
+    assert words == ["Fuse", "Stream"] and lines == [1, 1]
 
 
 def item(panel: Locator, name: str) -> Locator:

@@ -16,6 +16,7 @@ from bed.depth import is_thorough
 from bed.paths import ROOT
 from bed.server import Server
 from browser.front_end import RENDERERS, FrontEnd
+from browser.overlays import READING, hear
 from browser.test_meter import BOX, overlap
 from browser.toasts import close, is_kind, sentence, toasts
 
@@ -23,6 +24,7 @@ JS = ROOT / "nodes" / "web" / "js"
 
 MODEL, TEXT, VAE = "FuseStreamDiffusionModelLoader", "FuseStreamTextEncoderLoader", "FuseStreamVAELoader"
 OURS, THEIRS = "Use FuseStream loaders", "Use ComfyUI loaders"
+SWAPPED = {OURS: "FuseStream's now.", THEIRS: "no longer FuseStream's."}
 NAMES = {
     "Load Diffusion Model": "FuseStream Diffusion Model Loader",
     "Load CLIP": "FuseStream Text Encoder Loader",
@@ -81,6 +83,7 @@ TOLD = """() => [app.rootGraph, ...app.rootGraph.subgraphs.values()].map(graph =
         return [group.title, [...group.children].map(node => String(node.id))]
     }),
 }))"""
+TITLE_TOP = "app.canvasPosToClientPos(app.graph.groups.find(group => group.title === 'Models').pos)[1]"
 CHOICES = "([type, name]) => LiteGraph.createNode(type).widgets.find(w => w.name === name).options.values"
 # As ComfyUI-GGUF describes its loaders.
 GGUF_PACK = """async ([gguf, encoder]) => {
@@ -103,6 +106,12 @@ def said(front: FrontEnd, kind: str) -> list[str]:
     lines = sentence(toast).inner_text().splitlines()
     close(toast)
     return lines
+
+
+def swapped(count: int, command: str) -> str:
+    """What is said of so many."""
+    loaders = "1 loader is" if count == 1 else f"{count} loaders are"
+    return f"{loaders} {SWAPPED[command]} Undo (Ctrl+Z) takes it back."
 
 
 def loaders(front: FrontEnd) -> dict[str, dict[str, Any]]:
@@ -148,17 +157,20 @@ def test_all_of_a_node_stays_and_one_undo_takes_it_back(front: FrontEnd, scene: 
     before, stock = front.page.evaluate(TOLD), loaders(front)
     assert stock["UNETLoader"]["unet_name"] == UNET_FILE and before[0]["groups"] == [["Decoding", ["3"]]]
     front.choose_in_menu(OURS)
-    assert said(front, "success") == ["Swapped: 3. Undo takes it back."]
+    assert said(front, "success") == [swapped(3, OURS)]
     defaults = {"kernels": "auto", "precision": "precise", "quality": "auto"}
     others = dict.fromkeys(("second_file", "third_file", "fourth_file"), "none")
-    swapped = {
+    ours = {
         MODEL: {"model_name": UNET_FILE, **defaults, "vram_budget": -1},
         TEXT: {"text_encoder_name": CLIP_FILE, **defaults, "vram_budget": -1, "type": "wan", **others},
         VAE: {"vae_name": VAE_FILE, **defaults},
     }
-    assert loaders(front) == swapped
+    assert loaders(front) == ours
     assert front.page.evaluate(TOLD) == in_ours(before)
-    assert front.page.evaluate("[...[...app.rootGraph.subgraphs.values()][0].getNodeById(1).size]") == [420, 170]
+    sizes = (
+        "app.rootGraph.serialize().definitions.subgraphs[0].nodes.filter(node => node.id === 1).map(node => node.size)"
+    )
+    assert front.page.evaluate(sizes) == [[420, 170]]
     host = "app.graph.nodes.find(n => n.subgraph).widgets.find(w => w.name === 'unet_name')"
     assert front.page.evaluate(f"{host}.value") == UNET_FILE
     assert front.page.evaluate(f"{host}.options.values") == front.page.evaluate(CHOICES, [MODEL, "model_name"])
@@ -170,10 +182,10 @@ def test_all_of_a_node_stays_and_one_undo_takes_it_back(front: FrontEnd, scene: 
     assert loaders(front) == stock
     # Not by a redo: where nodes are elements, the front end may take how they lie after an undo for a change, and forget it.
     front.choose_in_menu(OURS)
-    assert said(front, "success") == ["Swapped: 3. Undo takes it back."]
-    assert loaders(front) == swapped
+    assert said(front, "success") == [swapped(3, OURS)]
+    assert loaders(front) == ours
     front.choose_in_menu(THEIRS)
-    assert said(front, "success") == ["Swapped: 3. Undo takes it back."]
+    assert said(front, "success") == [swapped(3, THEIRS)]
     comes_back(front, before)
     assert loaders(front) == stock
 
@@ -203,7 +215,7 @@ def test_what_cannot_be_swapped_stays_and_is_named(front: FrontEnd) -> None:
     before = [(node["title"], node["type"]) for node in front.nodes()]
     front.choose_in_menu(OURS)
     assert said(front, "warn") == [
-        "Swapped: 2. Undo takes it back.",
+        swapped(2, OURS),
         f"In 8 bits stays: {NAMES['Load Diffusion Model']} has no choice like its weight_dtype, fp8_e4m3fn_fast.",
         f"Linked stays: its weight_dtype comes by a link, and {NAMES['Load Diffusion Model']} has no such input.",
         f"Load CLIP stays: {NAMES['Load CLIP']} has no choice like its device, cpu.",
@@ -238,7 +250,7 @@ def test_a_text_encoder_of_several_files_keeps_them_all(front: FrontEnd) -> None
         node.widgets.filter(widget => /file|name|type/.test(widget.name)).map(widget => [widget.name, widget.value]))])"""
     before = front.page.evaluate(told)
     front.choose_in_menu(OURS)
-    assert said(front, "success") == ["Swapped: 4. Undo takes it back."]
+    assert said(front, "success") == [swapped(4, OURS)]
     names = ("text_encoder_name", "second_file", "third_file", "fourth_file", "type")
     wanted = [
         ("a.st", "b.st", "none", "none", "flux"),
@@ -249,7 +261,7 @@ def test_a_text_encoder_of_several_files_keeps_them_all(front: FrontEnd) -> None
     assert front.page.evaluate(told) == [[TEXT, dict(zip(names, values, strict=True))] for values in wanted]
     assert front.page.evaluate("() => app.graph.links.size ?? Object.keys(app.graph.links).length") == 1
     front.choose_in_menu(THEIRS)
-    assert said(front, "success") == ["Swapped: 4. Undo takes it back."]
+    assert said(front, "success") == [swapped(4, THEIRS)]
     assert front.page.evaluate(told) == before
 
 
@@ -272,7 +284,7 @@ def test_all_three_links_of_a_checkpoint_stay(front: FrontEnd) -> None:
     assert len(before[1]) == 4
     for command, now in ((OURS, "FuseStreamCheckpointLoader"), (THEIRS, "CheckpointLoaderSimple")):
         front.choose_in_menu(command)
-        assert said(front, "success") == ["Swapped: 1. Undo takes it back."]
+        assert said(front, "success") == [swapped(1, command)]
         assert front.nodes()[0]["type"] == now and front.page.evaluate(told) == before
 
 
@@ -291,19 +303,19 @@ def test_gguf_loaders_too_and_whether_their_pack_is_installed_or_not(gguf: str, 
             front.page.evaluate(GGUF_PACK, [gguf, CLIP_FILE])
         front.page.evaluate("workflow => app.loadGraphData(workflow)", workflow)
         front.choose_in_menu(OURS)
-        assert said(front, "success") == ["Swapped: 2. Undo takes it back."]
+        assert said(front, "success") == [swapped(2, OURS)]
         assert front.page.evaluate(types) == [MODEL, TEXT]
         found = loaders(front)
         assert found[MODEL]["model_name"] == gguf
         assert (found[TEXT]["text_encoder_name"], found[TEXT]["type"]) == (CLIP_FILE, "wan")
         front.choose_in_menu(THEIRS)
         if installed:
-            assert said(front, "success") == ["Swapped: 2. Undo takes it back."]
+            assert said(front, "success") == [swapped(2, THEIRS)]
             assert front.page.evaluate(types) == ["UnetLoaderGGUF", "CLIPLoader"]
         else:
             ours = NAMES["Load Diffusion Model"]
             stays = f"{ours} stays: Load Diffusion Model has no choice like its model_name, {gguf}."
-            assert said(front, "warn") == ["Swapped: 1. Undo takes it back.", stays]
+            assert said(front, "warn") == [swapped(1, THEIRS), stays]
             assert front.page.evaluate(types) == [MODEL, "CLIPLoader"]
 
 
@@ -337,6 +349,9 @@ def test_what_would_be_covered_makes_room(front: FrontEnd) -> None:
     assert after["groups"] == before["groups"] and after["nodes"][-1]["pos"] == before["nodes"][-1]["pos"]
     boxes = [front.page.evaluate(BOX, node["id"]) for node in after["nodes"]]
     assert not any(overlap(one, other) for one, other in itertools.combinations(boxes, 2))
+    # There is no room below the first one, and above it is the title of its group.
+    shown = hear(front, "1", READING).bounding_box()
+    assert shown and shown["y"] + shown["height"] < front.page.evaluate(TITLE_TOP)
     front.page.evaluate("app.graph.nodes.forEach(node => node.graph.remove(node))")
     (models, size) = front.page.evaluate("app.graph.groups.map(group => [...group.pos, ...group.size])")
     assert models[1] == -70 and models[1] + models[3] < size[1] and size[3] == 160
@@ -358,7 +373,7 @@ def test_the_app_mode_and_the_open_subgraph_stay(front: FrontEnd, scene: None) -
     )
     opened = front.page.evaluate("app.canvas.graph.id")
     front.choose_in_menu(OURS)
-    assert said(front, "success") == ["Swapped: 4. Undo takes it back."]
+    assert said(front, "success") == [swapped(4, OURS)]
     assert front.page.evaluate("app.canvas.graph.id") == opened != front.page.evaluate("app.rootGraph.id")
     renamed = json.loads(json.dumps(inputs).replace("unet_name", "model_name"))
     assert front.page.evaluate("app.rootGraph.extra.linearData.inputs") == renamed

@@ -56,6 +56,8 @@ def test_the_words_of_the_page_are_translated(language: str) -> None:
     scripts = "".join(path.read_text(encoding="utf-8") for path in JS.glob("*.js"))
     assert set(settings) == {name.replace(".", "_") for name in re.findall(r'SETTING = "(.+)"', scripts)}
     assert all(one["name"] and one["tooltip"] for one in settings.values())
+    automatic = re.findall(r'name: ".+ \(0: automatic\)"', scripts)
+    assert len(automatic) == sum("0：" in one["name"] for one in settings.values()) == 2
     assert set(said["settingsCategories"]) == set(re.findall(r'category: \["FuseStream", "(.+)", ".+"\]', scripts))
 
 
