@@ -66,10 +66,11 @@ ROW = 24  # the height of a widget on the canvas
 # What words on a node make of its height: before them, with them, as saved, and loaded from that.
 SAY = """async ([words, height]) => {
     const node = LiteGraph.createNode('FuseStreamDiffusionModelLoader'), nodeId = () => String(node.id)
+    const frame = () => new Promise(requestAnimationFrame)
     const element = () => document.querySelector(`[data-node-id="${app.graph.nodes[0].id}"]`)
     const isMeasured = () => element()?.offsetHeight === app.graph.nodes[0].size[1] + LiteGraph.NODE_TITLE_HEIGHT
     const drawn = async () => {
-        for (let i = 0; i < 10 || (i < 100 && LiteGraph.vueNodesMode && !isMeasured()); i++) await new Promise(requestAnimationFrame)
+        for (let i = 0; i < 10 || (i < 100 && LiteGraph.vueNodesMode && !isMeasured()); i++) await frame()
         app.canvas.draw(true, true)
     }
     app.graph.clear()
@@ -81,7 +82,8 @@ SAY = """async ([words, height]) => {
     app.api.dispatchEvent(new CustomEvent('fusestream.words', { detail: { node: nodeId(), words } }))
     app.api.dispatchCustomEvent('progress_text', { nodeId: nodeId(), text: words })
     await drawn()
-    const spoken = node.size[1], workflow = JSON.parse(JSON.stringify(app.graph.serialize()))
+    const spoken = LiteGraph.vueNodesMode ? element().offsetHeight - LiteGraph.NODE_TITLE_HEIGHT : node.size[1]
+    const workflow = JSON.parse(JSON.stringify(app.graph.serialize()))
     await app.loadGraphData(workflow)
     await drawn()
     return [before, spoken, saved, workflow.nodes[0].size[1], app.graph.nodes[0].size[1]]
