@@ -14,6 +14,7 @@ TITLE, SOCKET, WIDGET, MARGIN = 30, 20, 24, 20
 GAP = 24
 # Where the front end draws nodes as elements, a widget is taller, and a node of ours has the pack's name below.
 ELEMENT, BADGE, LEAST_GAP = 28, 38, 16
+ERROR_BAR = 32  # what the front end draws below an element whose file is missing, and room
 NAMESPACE = uuid.UUID("5d1b6f3e-6f0a-4f6e-9a5b-0f5e57ea0001")
 NAMELESS = {"text": "STRING", "value": "INT"}  # names of widgets that say nothing without their node
 SAVING = ("SaveVideo", "SaveImage")  # whose results app mode shows
@@ -110,8 +111,10 @@ class Graph:
         rows = max(len(signed.sockets) + fed, len(signed.outputs))
         tall = tall or SOCKET * rows + WIDGET * len(signed.widgets) + MARGIN
         box = (column.x, column.y, column.width, tall)
-        as_elements = SOCKET * rows + ELEMENT * len(signed.widgets) + (BADGE if type_.startswith("FuseStream") else 0)
-        column.y += TITLE + (GAP if collapsed else max(tall + GAP, as_elements + LEAST_GAP))
+        is_ours = type_.startswith("FuseStream")
+        as_elements = SOCKET * rows + ELEMENT * len(signed.widgets) + (BADGE if is_ours else 0)
+        gap = ERROR_BAR if files and not is_ours else GAP
+        column.y += TITLE + (GAP if collapsed else max(tall + gap, as_elements + LEAST_GAP))
         node = Node(len(self.nodes) + 1, type_, box, values, title, colours or {}, files, collapsed)
         self.nodes.append(node)
         return node
