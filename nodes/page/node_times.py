@@ -12,6 +12,8 @@ from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
+from ...fusion.compatibility.aside import step_aside
+
 if TYPE_CHECKING:
     from ...fusion.report.data import NodeTime
 
@@ -57,9 +59,14 @@ _times = NodeTimes()
 
 def attach() -> None:
     """Let ComfyUI's progress tell us of each node. Called once."""
-    from comfy_execution.progress import ProgressRegistry  # noqa: PLC0415 - not while nodes are being listed
+    from comfy_execution import progress  # noqa: PLC0415 - not while nodes are being listed
 
-    _watch(ProgressRegistry, _times)
+    kind = getattr(progress, "ProgressRegistry", None)
+    if all(callable(getattr(kind, name, None)) for name in ("start_progress", "finish_progress")):
+        _watch(kind, _times)
+    else:
+        lacks = "comfy_execution.progress has no ProgressRegistry that tells of nodes"
+        step_aside("Times of nodes in reports", lacks, "Reports are without them")
 
 
 def so_far() -> tuple[NodeTime, ...]:

@@ -393,3 +393,14 @@ def test_a_prompt_leaves_a_report_of_each_model_that_streamed(
     assert stream.residency.held > 0 and kept_reports.kept()[0].report.streams
     assert server.told == ["fusestream.panel"] * 4
     assert in_memory.is_there(named(ours)["id"])
+
+
+def test_a_comfyui_whose_progress_tells_of_no_nodes_costs_their_times_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from comfy_execution import progress
+
+    told: list[str] = []
+    monkeypatch.setattr(node_times, "step_aside", lambda what, reason, instead: told.append(what))
+    for without in (SimpleNamespace(start_progress=print), None):
+        monkeypatch.setattr(progress, "ProgressRegistry", without)
+        node_times.attach()
+    assert told == ["Times of nodes in reports"] * 2
