@@ -121,7 +121,8 @@ def _of_loader(asked: _Asked, loader: str) -> list[dict[str, Any]]:
     try:
         found = list(islice(samplings(asked.graph, loader), MOST_SAMPLINGS)) or [Unknown("noSampler")]
         with asked.patience.aside():
-            model = _model(asked, loader) if any(isinstance(one, Sampling) for one in found) else None
+            is_asked = any(isinstance(one, Sampling) for one in found)
+            model = _model(asked, loader) if is_asked else _require_file(asked.graph, loader)
         for one in found:
             asked.patience()
             told.append(_of_sampling(asked, model, one))
@@ -175,15 +176,12 @@ def _model(asked: _Asked, loader: str) -> Any:
     from ..memory import BadFile  # noqa: PLC0415
 
     graph, is_late = asked.graph, asked.patience.is_late
-    node = graph.prompt[loader]
-    kind, inputs = LOADERS[node["class_type"]], node["inputs"]
-    role, widget = kind.ROLE, kind.names()[0]
-    for name in (widget, "kernels", "precision", "quality"):
-        if is_link(inputs.get(name)):
-            raise Unknown("computed", str(inputs[name][0]), what=name)
-    name, path = inputs.get(widget), None
-    if isinstance(name, str):
-        path = files.where(role, name)
+    role, widget, name = _named(graph, loader)
+    inputs = graph.prompt[loader]["inputs"]
+    for one in (widget, "kernels", "precision", "quality"):
+        if is_link(inputs.get(one)):
+            raise Unknown("computed", str(inputs[one][0]), what=one)
+    path = files.where(role, name) if isinstance(name, str) else None
     if path is None:
         raise Unknown("noFile", file=str(name), folder=f"models/{role.folder}")
     precision = declare.precision_of(inputs.get("quality", declare.BY_PRECISION), inputs.get("precision", "precise"))
@@ -201,6 +199,22 @@ def _model(asked: _Asked, loader: str) -> Any:
     if model is None:
         raise Unknown("whole")
     return fusion.at_quality(model, inputs.get("quality", declare.BY_PRECISION))
+
+
+def _named(graph: Graph, loader: str) -> tuple[Role, str, Any]:
+    """A loader's role, its widget for the file, and what that says."""
+    node = graph.prompt[loader]
+    kind = LOADERS[node["class_type"]]
+    widget = kind.names()[0]
+    return kind.ROLE, widget, node["inputs"].get(widget)
+
+
+def _require_file(graph: Graph, loader: str) -> None:
+    """Raises `Unknown` if the loader names a file that is not there: that comes before whatever else
+    is not known."""
+    role, _, name = _named(graph, loader)
+    if isinstance(name, str) and files.where(role, name) is None:
+        raise Unknown("noFile", file=name, folder=f"models/{role.folder}")
 
 
 @lru_cache(maxsize=MOST_LOADERS)

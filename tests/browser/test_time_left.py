@@ -27,9 +27,11 @@ ONE = """async type => {
 PICTURE = next((ROOT / "workflows").glob("*.jpg"))
 # Reports as the server keeps them, the newest first.
 REPORTS = [
-    {"id": 3, "when": 3000, "title": "wan.safetensors", "policy": "kernels on", "seconds": 1.25, "stall": 0, "text": "now"},
-    {"id": 2, "when": 2000, "title": "other.safetensors", "policy": "", "seconds": 9, "stall": 0, "text": "another"},
-    {"id": 1, "when": 1000, "title": "wan.safetensors", "policy": "kernels off", "seconds": 2.5, "stall": 0, "text": "old"},
+    {
+        "id": number, "when": 1000 * number, "title": f"{name}.safetensors", "policy": "kernels on", "seconds": 1.25, "stall": 0,
+        "text": name, "run": {"frames": 81, "size": "832x480", "steps": 30, "all": took, "step": "0.8 s"},
+    }
+    for number, name, took in ((3, "wan", "24 s"), (2, "other", "9 s"), (1, "wan", "30 s"))
 ]  # fmt: skip
 
 
@@ -70,8 +72,8 @@ def test_a_finished_run_is_compared_with_the_last(front: FrontEnd) -> None:
     front.page.evaluate(HEAR, ["left", {"node": node, "seconds": 1}])
     front.page.evaluate(HEAR, ["panel", {}])
     expect(offer).to_be_visible()
-    expect(offer).to_contain_text("A pass: 1.25 s")
-    expect(offer).to_contain_text("last time 2.50 s")
+    expect(offer).to_contain_text("Sampled in 24 s")
+    expect(offer).to_contain_text("last time 30 s")
     assert offer.evaluate(CLIPPED) == []
     offer.get_by_role("button", name="Compare with last").click()
     dialog = front.page.get_by_role("dialog")

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from bed.server import PACK, Server, prepare
-from bed.templates import SWAPPED, TITLES
+from bed.templates import STEMS, SWAPPED
 from bed.templates.from_stock.prompt import prompt
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -116,10 +116,10 @@ def test_help_page_is_served(server: Server, node: str) -> None:
 
 def test_every_example_workflow_is_a_template_with_a_picture_and_a_twin(server: Server) -> None:
     listed: Any = server.get("/workflow_templates")
-    assert set(listed[PACK]) == {path.stem for path in (ROOT / "workflows").glob("*.json")} == set(TITLES.values())
+    assert set(listed[PACK]) == {path.stem for path in (ROOT / "workflows").glob("*.json")} == set(STEMS.values())
     classes: Any = server.get("/object_info")
-    for name, title in TITLES.items():
-        address = f"/api/workflow_templates/{PACK}/{urllib.parse.quote(title)}"
+    for name, stem in STEMS.items():
+        address = f"/api/workflow_templates/{PACK}/{urllib.parse.quote(stem)}"
         graph = json.loads(text(server, f"{address}.json"))
         twin = ROOT / "workflows" / "api" / f"{name}.json"
         of_comfyui = name in {one.name for one in SWAPPED}  # these have none

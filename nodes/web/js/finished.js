@@ -1,17 +1,18 @@
-// A finished run can be compared with the last one of the same model: at its loader there is what a pass took then and now, and a
-// button to see both. It goes when it is closed, when something is run again, and when another workflow is opened.
+// A finished run can be compared with the last one of the same model: at its loader there is what its sampling took then and now, and
+// a button to see both. It goes after a minute, when it is closed, when something is run again, and when another workflow is opened.
 
 import { app } from "../../../scripts/app.js"
 import { api } from "../../../scripts/api.js"
 import { Overlays, line } from "./overlays.js"
 import { askedReports, showPair } from "./reports.js"
 import { button } from "./text_box.js"
-import { duration } from "./units.js"
 import { words } from "./words.js"
 
+const STAYS = 60000 // milliseconds
 const offers = new Overlays("fusestreamFinished", fill, show, { lasts: true })
 
 let loader // that said last how it goes, in the run of this page
+let timer
 let newest = 0 // number of the newest report that has been seen
 
 function fill(element) {
@@ -23,7 +24,7 @@ function fill(element) {
 }
 
 function show({ say, buttons }, { id, now, before }) {
-    say([words("aPassNow", { seconds: duration(now.seconds) }), words("aPassBefore", { seconds: duration(before.seconds) })])
+    say([words("sampledIn", { time: now.run.all }), words("lastTime", { time: before.run.all })])
     buttons.replaceChildren()
     button(buttons, words("compareWithLast"), () => showPair(before, now))
     button(buttons, words("close"), () => offers.remove(id))
@@ -33,7 +34,11 @@ function show({ say, buttons }, { id, now, before }) {
 async function offer(id) {
     const [now, ...others] = await askedReports()
     const before = now && others.find(one => one.title === now.title)
-    if (now && now.id !== newest && before?.seconds && now.seconds) offers.hear(id, { id, now, before })
+    if (now && now.id !== newest && before?.run && now.run) {
+        offers.hear(id, { id, now, before })
+        clearTimeout(timer)
+        timer = setTimeout(() => offers.clear(), STAYS)
+    }
     newest = now?.id ?? 0
 }
 
