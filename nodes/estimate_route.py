@@ -121,8 +121,11 @@ def _of_loader(asked: _Asked, loader: str) -> list[dict[str, Any]]:
     try:
         found = list(islice(samplings(asked.graph, loader), MOST_SAMPLINGS)) or [Unknown("noSampler")]
         with asked.patience.aside():
-            is_asked = any(isinstance(one, Sampling) for one in found)
-            model = _model(asked, loader) if is_asked else _require_file(asked.graph, loader)
+            model = None
+            if any(isinstance(one, Sampling) for one in found):
+                model = _model(asked, loader)
+            else:
+                _require_file(asked.graph, loader)
         for one in found:
             asked.patience()
             told.append(_of_sampling(asked, model, one))

@@ -177,6 +177,8 @@ def test_what_is_missing_is_named(models: Path) -> None:
     told = only(prompt)
     assert told["unknown"] == "noFile"
     assert told["values"] == {"file": "not_there.safetensors", "folder": "models/diffusion_models"}
+    alone = {"1": tiny.node_of(prompt, LOADER)}
+    assert only(alone)["unknown"] == "noFile", "before that no sampler takes it"
     (models / "diffusion_models" / "page.safetensors").write_text("<html>404</html>", encoding="utf-8")
     folder_paths.filename_list_cache.clear()
     loader["model_name"] = "page.safetensors"

@@ -37,11 +37,12 @@ class Output:
 
 @dataclass
 class Column:
-    """Nodes below each other."""
+    """Nodes below each other. grows: by how much its last node becomes higher as it runs."""
 
     x: int
     width: int
     y: int = 80
+    grows: int = 0
 
 
 @dataclass
@@ -114,6 +115,7 @@ class Graph:
         is_ours = type_.startswith("FuseStream")
         as_elements = SOCKET * rows + ELEMENT * len(signed.widgets) + (BADGE if is_ours else 0)
         gap = ERROR_BAR if files and not is_ours else GAP
+        column.grows = 0
         column.y += TITLE + (GAP if collapsed else max(tall + gap, as_elements + LEAST_GAP))
         node = Node(len(self.nodes) + 1, type_, box, values, title, colours or {}, files, collapsed)
         self.nodes.append(node)

@@ -17,6 +17,7 @@ AVOID = (
 # Streams what does not fit through what is free: right on any card, so every example says it.
 AUTOMATIC = -1
 METER = 68  # more room below a loader that streams: its live meter is drawn there
+PREVIEW = 220  # by which the sampler of a video grows as it samples
 
 
 def columns_of(*widths: int, gap: int = 30) -> list[Column]:
@@ -96,7 +97,7 @@ def sample(
     title: str | None = None,
     after: str = "randomize",
 ) -> Node:
-    return graph.add(
+    node = graph.add(
         column,
         "KSampler",
         title,
@@ -112,6 +113,9 @@ def sample(
         scheduler="simple",
         denoise=1.0,
     )
+    if work.length > 1:
+        column.grows = PREVIEW
+    return node
 
 
 def sample_klein(
@@ -167,7 +171,7 @@ def put_note(graph: Graph, span: Sequence[Column], title: str, about: str, work:
 
 def put_text(graph: Graph, span: Sequence[Column], heading: str, text: str) -> None:
     first, last = span[0], span[-1]
-    below = Column(first.x, last.x + last.width - first.x, max(column.y for column in span))
+    below = Column(first.x, last.x + last.width - first.x, max(column.y + column.grows for column in span))
     graph.add(below, "MarkdownNote", heading, room(text, below.width), OLIVE, text=text)
     for column in span:
         column.y = below.y
