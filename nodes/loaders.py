@@ -30,7 +30,7 @@ PRECISION = (
     "With quality 'by precision': precise is Exact, fast is Balanced, turbo is Fastest. Otherwise without effect."
 )
 BUDGET = "GiB of VRAM that weights may have; more is faster. -1: automatic, what is free. 0: ComfyUI's own memory management."
-QUALITY = "auto: as the file is stored. Exact: FP32 sums. Balanced, Fastest: faster, less exact. Draft: a first look."
+QUALITY = "auto: as stored. Exact: FP32 sums. Balanced, Fastest: faster, less exact. Draft: a first look. by precision: that input."
 
 
 def file_of(role: Role, tooltip: str) -> Any:
