@@ -13,6 +13,7 @@ from bed.templates import files
 from browser.front_end import FrontEnd
 
 MISSING = files.FOUR_STEPS
+OWN_PAGE = True  # it has to open after the file went
 
 
 @pytest.fixture
