@@ -265,7 +265,7 @@ def test_new_loaders_begin_as_the_settings_say(front: FrontEnd) -> None:
         "Quality of new loaders",
         "Kernels of new loaders",
         "Live meter below loaders while a model streams",
-        "VRAM left to others, in GiB",
-        "RAM that streamed models may pin, in GiB",
+        "VRAM left to other programs, GiB (0: automatic)",
+        "RAM that streamed models may pin, GiB (0: automatic)",
     ):
         expect(dialog.get_by_text(name)).to_be_visible()
