@@ -17,6 +17,7 @@ from .figures import UNKNOWN, Figures
 LARGE, MIDDLE, SMALL = "14B 720x1280x81", "14B 480x832x81", "1.3B 480x832x81"
 PICTURE = "SD 1.5 512x512"
 MOST_OF_A_PICTURE, FRAMES_A_SECOND, BANDWIDTH, SECONDS_OF_KLEIN = 1.3, 25, 0.85, 14  # what documents promise
+KLEIN = "klein 4B picture 1024x1024"
 LIVE = "SD 1.5 live 512x512 through TAESD"
 WAN13, WAN14 = "Wan 1.3B 480x832x81", "Wan 14B 480x832x81"
 
@@ -50,8 +51,7 @@ def _times(seconds: float, steps: int) -> str:
 
 def _picture(f: Figures) -> str:
     """From a prompt to its pixels."""
-    row = f.model("klein 4B picture 1024x1024")
-    ours, stock = (row.get(who, {}).get("s") for who in ("ours", "stock"))
+    ours, stock = f.seconds(KLEIN), f.seconds(KLEIN, "stock")
     return (
         f"{ours:.2g} s from the prompt to the pixels, ComfyUI {stock:.2g} s (8 GiB free)" if ours and stock else UNKNOWN
     )
@@ -72,8 +72,7 @@ def _writing(f: Figures) -> str:
 
 def _frames(f: Figures) -> str:
     """A second, of live video."""
-    row = f.model(LIVE)
-    ours, stock = (row.get(who, {}).get("s") for who in ("ours", "stock"))
+    ours, stock = f.seconds(LIVE), f.seconds(LIVE, "stock")
     if not ours:
         return UNKNOWN
     beside = f", where ComfyUI's nodes make {1 / stock:.0f}" if stock else ""
@@ -136,7 +135,7 @@ def _is_fast(*names: str) -> Callable[[Figures], str]:
 
 
 def _is_live(f: Figures) -> str:
-    seconds = f.model(LIVE).get("ours", {}).get("s")
+    seconds = f.seconds(LIVE)
     return verdict(1 / seconds >= FRAMES_A_SECOND if seconds else None)
 
 
@@ -146,11 +145,11 @@ def _is_at_bandwidth(f: Figures) -> str:
 
 
 def _has_run(f: Figures) -> str:
-    return verdict("s" in f.model(LARGE).get("ours", {}) or None)
+    return verdict(None if f.seconds(LARGE) is None else True)
 
 
 def _picture_is_fast(f: Figures) -> str:
-    seconds = f.model("klein 4B picture 1024x1024").get("ours", {}).get("s")
+    seconds = f.seconds(KLEIN)
     return verdict(seconds < SECONDS_OF_KLEIN if seconds else None)
 
 

@@ -56,6 +56,11 @@ class Figures:
     def model(self, name: str) -> Mapping[str, Any]:
         return self.models(name)[0]
 
+    def seconds(self, name: str, who: str = "ours") -> float | None:
+        """Of a whole model. who: ours or stock."""
+        found: float | None = self.model(name).get(who, {}).get("s")
+        return found
+
     def faster(self, name: str) -> str:
         """How many times stock, for a whole model."""
         ratio = self.model(name).get("stock / ours")

@@ -4,7 +4,7 @@
 import { app } from "../../../scripts/app.js"
 import { api } from "../../../scripts/api.js"
 import { Overlays, line } from "./overlays.js"
-import { askedReports, showPair } from "./reports.js"
+import { askedReports, lastTwo, showPair } from "./reports.js"
 import { button } from "./text_box.js"
 import { words } from "./words.js"
 
@@ -32,8 +32,7 @@ function show({ say, buttons }, { id, now, before }) {
 
 /** The newest report and the one before of the same model, if the newest is of the run that has just ended. */
 async function offer(id) {
-    const [now, ...others] = await askedReports()
-    const before = now && others.find(one => one.title === now.title)
+    const [now, before] = lastTwo(await askedReports())
     if (now && now.id !== newest && before?.run && now.run) {
         offers.hear(id, { id, now, before })
         clearTimeout(timer)

@@ -4,7 +4,7 @@
 import { app } from "../../../scripts/app.js"
 import { api } from "../../../scripts/api.js"
 import { MENU_LABEL, showDoctor } from "./doctor.js"
-import { asked, askedReports, runOf, showOne, showPair, showReports, timeOf } from "./reports.js"
+import { asked, askedReports, lastTwo, runOf, showOne, showPair, showReports, timeOf } from "./reports.js"
 import { button } from "./text_box.js"
 import { onTimeLeft } from "./time_left.js"
 import { gib } from "./units.js"
@@ -61,7 +61,10 @@ class Panel {
         made(this.element, "h3", words("lastRuns"))
         this.runs = made(this.element, "ul")
         const buttons = made(this.element, "div")
-        this.compare = button(buttons, words("compareWithLast"), () => showPair(this.before, this.reports[0]))
+        this.compare = button(buttons, words("compareWithLast"), () => {
+            const [now, before] = lastTwo(this.reports)
+            showPair(before, now)
+        })
         this.show = button(buttons, words("sideBySide"), () => showReports(this.reports))
         made(this.element, "h3", words("thisMachine"))
         button(this.element, translatedLabel(MENU_LABEL), showDoctor)
@@ -135,8 +138,7 @@ class Panel {
             made(one, "span", [timeOf(report), report.policy].filter(Boolean).join(" · "))
         }
         if (!reports.length) made(this.runs, "p", words("noRuns"))
-        this.before = reports.slice(1).find(one => one.title === reports[0].title)
-        this.compare.hidden = !this.before
+        this.compare.hidden = !lastTwo(reports)[1]
         this.show.hidden = !reports.length
     }
 

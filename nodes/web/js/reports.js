@@ -41,6 +41,9 @@ export async function asked(path) {
 /** The last runs' reports, the newest first. */
 export const askedReports = async () => (await asked(PATH)).reports
 
+/** The newest of these reports, and the one before it of the same model; each may be missing. */
+export const lastTwo = ([now, ...others]) => [now, now && others.find(one => one.title === now.title)]
+
 export function showReports(reports) {
     show(words("lastRuns"), reports.map(columnOf), reports.length)
 }

@@ -4,6 +4,7 @@
 
 import { api } from "../../../scripts/api.js"
 import { app } from "../../../scripts/app.js"
+import { shortTime } from "./units.js"
 import { words } from "./words.js"
 
 const EVENT = "fusestream.left"
@@ -22,13 +23,6 @@ export function onTimeLeft(listener) {
     listeners.add(listener)
     listener(told())
     return () => listeners.delete(listener)
-}
-
-/** As much as matters: hours and minutes, or minutes, or seconds. */
-export function shortTime(seconds) {
-    if (seconds < 60) return `${Math.max(1, Math.round(seconds))} s`
-    const minutes = Math.round(seconds / 60)
-    return minutes < 60 ? `${minutes} min` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`
 }
 
 const told = () => (until ? words("timeLeft", { time: shortTime(Math.max(0, (until - performance.now()) / 1000)) }) : "")
