@@ -22,9 +22,9 @@ from ..fusion.base.vram_budget import AUTO
 from . import declare, files
 from .graph import queued
 from .graph.links import Graph
-from .graph.patience import OutOfTime, Patience
 from .graph.prompt import Unknown, is_link
 from .graph.samplings import Sampling, samplings
+from .graph.time_limit import OutOfTime, TimeLimit
 from .kernels import ModelKernels
 from .loaders import CheckpointLoader, DiffusionModelLoader, Loader
 from .model_files import model_files
@@ -45,7 +45,7 @@ PATH = "/fusestream/estimate"
 ASKS = '{"prompt": a graph in API form}'
 # Limits of a request, of loaders that are answered for, and of samplings of each; the page shows three.
 MOST_NODES, MOST_LOADERS, MOST_SAMPLINGS = 10000, 16, 8
-PATIENCE = 2.0  # seconds for a graph, without the reading of files; and for other questions to end
+MOST_SECONDS = 2.0  # for a graph, without the reading of files; and for other questions to end
 LOADERS: dict[str, type[Loader]] = {
     "FuseStreamDiffusionModelLoader": DiffusionModelLoader,
     "FuseStreamCheckpointLoader": CheckpointLoader,
@@ -78,7 +78,7 @@ async def answer(request: web.Request) -> web.Response:
     if is_busy():
         return answered({"busy": True})
     try:
-        found = await _reckoning.do(request, lambda is_over: estimates(prompt, is_over), PATIENCE)
+        found = await _reckoning.do(request, lambda is_over: estimates(prompt, is_over), MOST_SECONDS)
     except NoTurn:
         found = {name: [_unknown(Unknown("later"))] for name in _loaders(prompt)}
     return answered({"loaders": found})
@@ -89,14 +89,14 @@ def estimates(prompt: Mapping[str, Any], is_over: Callable[[], bool] = lambda: F
     nobody waits for it any more."""
     # The server starts without torch, and its import takes longer than a graph may.
     importlib.import_module("..fusion.estimate.plan", __package__)
-    patience, loaders = Patience(PATIENCE, is_over), _loaders(prompt)
+    limit, loaders = TimeLimit(MOST_SECONDS, is_over), _loaders(prompt)
     try:
-        asked = _Asked(Graph(prompt, queued.kind_of, go_on=patience), patience)
+        asked = _Asked(Graph(prompt, queued.kind_of, go_on=limit), limit)
     except Exception as error:
         return {name: [_unknown(_why(error))] for name in loaders}
     found: dict[str, Any] = {}
     for name in loaders:
-        patience.share(len(loaders) - len(found))
+        limit.share(len(loaders) - len(found))
         found[name] = _of_loader(asked, name)
     return found
 
@@ -108,8 +108,8 @@ def _loaders(prompt: Mapping[str, Any]) -> list[str]:
 class _Asked:
     """A question: a graph, and how long it may take."""
 
-    def __init__(self, graph: Graph, patience: Patience) -> None:
-        self.graph, self.patience = graph, patience
+    def __init__(self, graph: Graph, limit: TimeLimit) -> None:
+        self.graph, self.limit = graph, limit
 
     @cached_property
     def files(self) -> dict[str, int]:
@@ -120,14 +120,14 @@ def _of_loader(asked: _Asked, loader: str) -> list[dict[str, Any]]:
     told: list[dict[str, Any]] = []
     try:
         found = list(islice(samplings(asked.graph, loader), MOST_SAMPLINGS)) or [Unknown("noSampler")]
-        with asked.patience.aside():
+        with asked.limit.aside():
             model = None
             if any(isinstance(one, Sampling) for one in found):
                 model = _model(asked, loader)
             else:
                 _require_file(asked.graph, loader)
         for one in found:
-            asked.patience()
+            asked.limit()
             told.append(_of_sampling(asked, model, one))
     except Exception as error:  # an estimate is not worth a failed page, and those before it stay
         told.append(_unknown(_why(error)))
@@ -151,7 +151,7 @@ def _of_sampling(asked: _Asked, model: Any, one: Sampling | Unknown) -> dict[str
             raise one
         for node in one.between:
             if asked.graph.prompt[node]["class_type"] in RUN:
-                asked.patience()
+                asked.limit()
                 model = _run(asked.graph, node, model)
         shape = (one.batch, *one.sound) if one.sound else shape_of(model, one.pixels, one.batch, one.more)
         found = estimate(model, shape, one.steps, one.prompts, asked.files)
@@ -178,7 +178,7 @@ def _model(asked: _Asked, loader: str) -> Any:
     from .. import fusion  # noqa: PLC0415 - the server starts without it
     from ..memory import BadFile  # noqa: PLC0415
 
-    graph, is_late = asked.graph, asked.patience.is_late
+    graph, is_late = asked.graph, asked.limit.is_late
     role, widget, name = _named(graph, loader)
     inputs = graph.prompt[loader]["inputs"]
     for one in (widget, "kernels", "precision", "quality"):

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 
-from .patience import endless
 from .prompt import ANY, IMAGE, LATENT, MODEL, MODELS, VAE, Kind, Output, Prompt, Unknown, is_link, output_of
 from .sizes import size_of
 from .switches import followed
+from .time_limit import endless
 from .values import Values
 
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from . import expressions, input_files
-from .patience import OutOfTime
 from .prompt import IMAGE, Kind, Output, Prompt, Unknown, is_link, output_of
+from .time_limit import OutOfTime
 
 CONSTANTS = ("PrimitiveInt", "PrimitiveFloat", "PrimitiveBoolean", "PrimitiveString", "PrimitiveStringMultiline")
 # Stock's nodes that are run: what they give follows from numbers and from sizes of pictures.

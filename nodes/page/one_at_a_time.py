@@ -31,12 +31,12 @@ class OneAtATime(Generic[Found]):
         self._running: asyncio.Future[Found] | None = None
 
     async def do(
-        self, request: web.Request, work: Callable[[Callable[[], bool]], Found], patience: float = math.inf
+        self, request: web.Request, work: Callable[[Callable[[], bool]], Found], most: float = math.inf
     ) -> Found:
-        """What `work` returns. It is given a function that says whether it should stop. patience:
+        """What `work` returns. It is given a function that says whether it should stop. most:
         seconds to wait for other work. Raises `NoTurn`, and what `work` raises."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + patience
+        until = loop.time() + most
         while self._running is not None and not self._running.done():
             left = until - loop.time()
             if left <= 0 or has_left(request):

@@ -403,7 +403,7 @@ def test_a_graph_that_takes_too_long_takes_no_time_of_another_loader(monkeypatch
         prompt[f"k{i}"] = {"class_type": "FuseStreamKernels", "inputs": {"model": [f"k{i - 1}" if i else first, 0]}}
     sampler["inputs"]["model"] = ["k8999", 0]
     estimate_route.estimates(two_loaders()[0])  # reads the file
-    monkeypatch.setattr(estimate_route, "PATIENCE", 0.6)
+    monkeypatch.setattr(estimate_route, "MOST_SECONDS", 0.6)
     start = time.monotonic()
     found = estimate_route.estimates(prompt)
     assert time.monotonic() - start < 5
@@ -427,7 +427,7 @@ def test_the_file_of_another_loader_is_read_when_the_page_asks_again(monkeypatch
     prompt[second]["inputs"]["quality"] = "Fastest"  # which is another model
     estimate_route.estimates(prompt)
     estimate_route._unread.cache_clear()
-    monkeypatch.setattr(estimate_route, "PATIENCE", 0.5)
+    monkeypatch.setattr(estimate_route, "MOST_SECONDS", 0.5)
     real = unread_model
     monkeypatch.setattr(unread, "unread_model", lambda *a, **k: time.sleep(0.6) or real(*a, **k))
     answers = [estimate_route.estimates(prompt) for _ in range(2)]
@@ -447,7 +447,7 @@ def test_a_question_behind_a_long_one_is_told_to_come_later(monkeypatch: pytest.
     monkeypatch.setattr(front_end, "running_server", lambda: SimpleNamespace(prompt_queue=queue))
     monkeypatch.setattr(estimate_route, "_reckoning", OneAtATime())
     monkeypatch.setattr(estimate_route, "estimates", wait)
-    monkeypatch.setattr(estimate_route, "PATIENCE", 0.3)
+    monkeypatch.setattr(estimate_route, "MOST_SECONDS", 0.3)
     prompt = api("wan2.1_t2v_1.3B")
 
     async def asked() -> Any:

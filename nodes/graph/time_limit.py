@@ -14,7 +14,7 @@ class OutOfTime(Exception):
     """The graph takes longer than it may, or nobody waits for the answer any more."""
 
 
-class Patience:
+class TimeLimit:
     """Called at each node; raises `OutOfTime`.
 
     seconds  of looking at the graph, without what is `aside`
