@@ -52,6 +52,7 @@ app.registerExtension({
             if (id) offer(id).catch(error => console.debug("FuseStream: no comparison", error)) // it is not worth a message
         })
         api.addEventListener("promptQueueing", () => offers.clear())
+        api.addEventListener("execution_start", () => { loader = undefined }) // the one before was interrupted
     },
     beforeConfigureGraph: () => offers.clear(),
 })
