@@ -26,10 +26,10 @@ FAMILY = {
     "wan13": "wan", "wan14": "wan", "vae": "wan", "vae22": "wan", "t5": "t5", "qwen3": "language_models", "klein4": "flux2",
     "klein9": "flux2",
     "z_image": "z_image", "sd15": "unet", "sdxl": "unet",
-    "flux2_vae": "image_vae", "flux_vae": "image_vae",
+    "flux2_vae": "image_vae", "flux_vae": "image_vae", "sdxl_vae": "image_vae",
     "vl2": "qwen3_vl", "vl4": "qwen3_vl",
     "wan14_low": "wan", "qwen25_vl": "language_models", "gemma3": "language_models",
-    "krea2_te": "qwen3_vl", "h3_te": "qwen3_vl", "qwen_image": "qwen_image", "ltx23": "ltx2",
+    "clip_l": "clip", "clip_g": "clip", "krea2_te": "qwen3_vl", "h3_te": "qwen3_vl", "qwen_image": "qwen_image", "ltx23": "ltx2",
     **dict.fromkeys(("ltx_projection", "ltx_vae", "h3_vae", "hunyuan15_vae"), ""),
     **dict.fromkeys(("hunyuan_video_15", "minimax_h3", "krea2", "anima"), ""),
 }  # fmt: skip

@@ -37,10 +37,10 @@ class Files:
         """The paths of a row's models, made where they are not there yet."""
         found: dict[str, str] = {}
         for model, storage in row.files:
-            key = (model, storage, row.cold)
+            key = (model, storage, row.is_cold)
             if key not in self.paths:
                 path = self._made(model, storage)
-                self.paths[key] = self._on_disk(path) if row.cold else path
+                self.paths[key] = self._on_disk(path) if row.is_cold else path
             found[model] = self.paths[key]
         return found
 
@@ -65,7 +65,7 @@ class Files:
 
     def drop(self, needed_by: Iterable[Row]) -> None:
         """Disks are small: what none of these rows needs goes, unless it is to be kept."""
-        needed = {(*file, row.cold) for row in needed_by for file in row.files}
+        needed = {(*file, row.is_cold) for row in needed_by for file in row.files}
         for key in [key for key in self.paths if key not in needed]:
             path = self.paths.pop(key)
             kept = self.keep and Path(path).parent == self.folder

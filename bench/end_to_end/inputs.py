@@ -110,6 +110,14 @@ def random_lora(model: Any, rank: int) -> dict[str, Any]:
     return lora
 
 
+def as_wide_as_published(prompt: Any) -> Any:
+    """What a tiny CLIP-G pools is as wide as its tokens: a U-Net of SDXL reads 1280 numbers."""
+    return [
+        [tokens, {**more, "pooled_output": more["pooled_output"].repeat(1, POOLED // more["pooled_output"].shape[1])}]
+        for tokens, more in prompt
+    ]
+
+
 def drop_from_cache(path: str) -> None:
     """The next read is the disk's. What lies in RAM alone, a tmpfs, stays."""
     handle = os.open(path, os.O_RDONLY)

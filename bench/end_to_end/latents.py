@@ -54,6 +54,7 @@ PICTURES = {
     "sdxl": Latent(4, 8),
     "flux2_vae": Latent(128, 16),
     "flux_vae": Latent(16, 8),
+    "sdxl_vae": Latent(4, 8),
 }
 VIDEO = Latent(16, 8)  # of all others
 LTX = Latent(128, 32, pace=Pace(step=8))

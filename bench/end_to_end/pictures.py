@@ -59,10 +59,12 @@ class Unet:
 
 @dataclass(frozen=True)
 class ImageVae:
-    """A picture VAE's sizes. channels: of its own latents, of which some fold 2x2 into one."""
+    """A picture VAE's sizes. channels: of its own latents, of which some fold 2x2 into one. quantised: 1x1 convolutions lie between
+    its halves and the latents."""
 
     channels: int
     folded: bool
+    quantised: bool
     width: int = 128
 
 
@@ -72,7 +74,11 @@ UNETS = {
     "sd15": Unet((1, 2, 4, 4), (1, 1, 1, 0), middle=1, text=768),
     "sdxl": Unet((1, 2, 4), (0, 2, 10), middle=10, text=2048, labels=2816, linear=True),
 }
-IMAGE_VAES = {"flux2_vae": ImageVae(channels=32, folded=True), "flux_vae": ImageVae(channels=16, folded=False)}
+IMAGE_VAES = {
+    "flux2_vae": ImageVae(channels=32, folded=True, quantised=True),
+    "flux_vae": ImageVae(channels=16, folded=False, quantised=False),
+    "sdxl_vae": ImageVae(channels=4, folded=False, quantised=True),
+}
 
 
 def klein_forward(size: Klein, pixels: int) -> Cost:

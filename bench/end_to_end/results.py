@@ -72,6 +72,7 @@ def row_result(
     found |= {"asked peak GiB": row.peak} if row.peak else {}
     found |= {"asked over peers": row.asked_peers} if row.asked_peers else {}
     found |= {"free GiB": free, "storage": row.storage, "steps": row.steps}
+    found |= {"ram GiB": row.ram} if row.ram else {}
     found |= {"peers": [who for who, _ in row.peers]} if row.peers else {}
     if quick:
         found["quick"] = True

@@ -11,6 +11,7 @@ Model = Literal[
     "wan13", "wan14", "vae", "vae22", "t5", "qwen3", "klein4", "klein9", "z_image", "qwen_image", "sd15", "sdxl", "flux2_vae",
     "flux_vae", "vl2", "vl4", "hunyuan_video_15", "ltx23", "minimax_h3", "krea2", "anima",
     "wan14_low", "qwen25_vl", "krea2_te", "gemma3", "ltx_projection", "h3_te", "ltx_vae", "h3_vae", "hunyuan15_vae",
+    "clip_l", "clip_g", "sdxl_vae",
 ]  # fmt: skip
 Work = Literal["sample", "call", "decode", "encode", "text", "video", "picture", "live", "write", "see"]
 Through = Literal["TAESD", "the VAE"]
@@ -46,14 +47,22 @@ _MODELS: dict[Model, tuple[str, str]] = {
     "ltx_vae": ("LTX-2.3 VAE", "ltx_vae"),
     "h3_vae": ("MiniMax H3 VAE", "minimax_video_vae"),
     "hunyuan15_vae": ("HunyuanVideo 1.5 VAE", "hunyuan15_vae"),
+    "clip_l": ("CLIP-L", "clip_l"),
+    "clip_g": ("CLIP-G", "clip_g"),
+    "sdxl_vae": ("SDXL VAE", "sd_vae"),
 }
 TITLES, TINY = ({model: told[i] for model, told in _MODELS.items()} for i in range(2))
 # Models whose steps have two prompts; the others were distilled to one.
 GUIDED: tuple[Model, ...] = ("wan13", "wan14", "sd15", "sdxl", "qwen_image", "hunyuan_video_15", "anima")
-VAES: tuple[Model, ...] = ("vae", "vae22", "flux2_vae", "flux_vae", "ltx_vae", "h3_vae", "hunyuan15_vae")
+VAES: tuple[Model, ...] = (
+    *("vae", "vae22", "flux2_vae", "flux_vae", "sdxl_vae", "ltx_vae", "h3_vae", "hunyuan15_vae"),
+)
 WHOLE_WORKS: tuple[Work, ...] = ("video", "picture")  # from a prompt to its end
 # Files that make one text encoder with another one.
-JOINED: dict[Model, tuple[tuple[Model, str], ...]] = {"gemma3": (("ltx_projection", "fp16"),)}
+JOINED: dict[Model, tuple[tuple[Model, str], ...]] = {
+    "gemma3": (("ltx_projection", "fp16"),),
+    "clip_l": (("clip_g", "fp16"),),
+}
 TOLD: tuple[Work, ...] = ("call", "live", "write", "see")  # what their model is not known for
 SIZES: dict[Work, str] = {"text": "512 tokens", "write": "a token"}  # of work that has no pixels
 WINDOWS_BUS = 12e9  # bytes a second, as a PCIe 3 card has it
@@ -88,6 +97,7 @@ WHOLE: dict[Model, Whole] = {
     "klein4": Whole(("qwen3", "fp16"), "flux2_vae", "flux2", short=True, takes=4),
     "qwen_image": Whole(("qwen25_vl", "fp8_scaled"), "vae", "qwen_image", guided=True),
     "z_image": Whole(("qwen3", "fp16"), "flux_vae", "lumina2"),
+    "sdxl": Whole(("clip_l", "fp16"), "sdxl_vae", "sdxl", guided=True, short=True, takes=4),
     "krea2": Whole(("krea2_te", "fp8_scaled"), "vae", "krea2"),
     "wan14": Whole(("t5", "fp8_scaled"), "vae", "wan", second="wan14_low"),
     "ltx23": Whole(("gemma3", "fp8_scaled"), "ltx_vae", "ltxv"),
@@ -156,6 +166,7 @@ class Row:
     lora     rank of a LoRA on every matrix of the blocks; 0: none
     cold     the file is dropped from the page cache first
     free     GiB of the card that are left free, where that is not `--free`
+    ram      GiB of RAM that are left free, where that is not all: ram.py
     through  of live video: what is between pixels and latents
     peers    who does it besides, by name
     """
@@ -181,6 +192,7 @@ class Row:
     lora: int = 0
     cold: bool = False
     free: float | None = None
+    ram: float | None = None
     through: Through | None = None
     stock: Side | None = field(default=STOCK)
     ours: Side | None = field(default=OURS)
@@ -223,6 +235,11 @@ class Row:
     def is_alone(self) -> bool:
         """Whether its files are so large that no other row's shall be written beside them."""
         return self.model in OWNERS or (self.is_whole and self.storage != "fp16")
+
+    @property
+    def is_cold(self) -> bool:
+        """Whether its files come from a disk: its own, or where there is little RAM all of them."""
+        return self.cold or self.ram is not None
 
     @property
     def is_promised(self) -> bool:

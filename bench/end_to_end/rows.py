@@ -11,6 +11,7 @@ from typing import Any
 from . import gguf_pack
 from .row_types import SAGE, SIZES, Model, Row, Side, Work, sampling, unpromised
 from .storages import BY_FILE, GGUF, shown
+from .workflows import small_machines, whole
 
 # What a Turing card has: torch's mem-efficient attention; ours, not the newer ones of torch that `auto` would race against.
 TURING = {
@@ -278,26 +279,6 @@ def writing() -> list[Row]:
     ]
 
 
-def whole() -> list[Row]:
-    """From a text to a picture or a video, as ComfyUI's templates do it: text encoder, sampling and VAE one after another, twice.
-    Sound stays a latent."""
-
-    def row(model: Model, work: Work, height: int, width: int, frames: int, steps: int, note: str) -> Row:
-        told = f"int8_convrot, {note}"
-        return Row(
-            model, work, height, width, frames, steps, asked=1.3, group="whole", note=told, storage="int8_convrot"
-        )
-
-    return [
-        row("z_image", "picture", 1024, 1024, 0, 8, "8 steps"),
-        row("krea2", "picture", 1024, 1024, 0, 8, "8 steps"),
-        row("qwen_image", "picture", 1024, 1024, 0, 4, "4 steps"),
-        row("wan14", "video", 480, 832, 81, 4, "2 steps of each of two models"),
-        row("ltx23", "video", 512, 768, 121, 8, "8 steps, sound not decoded"),
-        row("minimax_h3", "video", 480, 832, 124, 4, "4 steps, sound not decoded"),
-    ]
-
-
 IN_TILES = ("stock in tiles", Side(tiled=True))
 
 
@@ -416,7 +397,7 @@ def peers() -> list[Row]:
 
 def all_rows() -> list[Row]:
     rows = table() + short() + more() + small() + packed() + default() + pictures() + live() + writing() + peers()
-    rows += cards() + without_family() + whole() + vaes() + texts()
+    rows += cards() + without_family() + whole() + small_machines() + vaes() + texts()
     names = [row.name for row in rows]
     assert len(names) == len(set(names)), "two rows of one name"
     return rows

@@ -13,7 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from . import bounds, peers, writing
-from .inputs import beside_prompt, drop_from_cache, prompt_shape, qwen3_tokens, random_lora, split, time_forwards
+from .inputs import (
+    as_wide_as_published,
+    beside_prompt,
+    drop_from_cache,
+    prompt_shape,
+    qwen3_tokens,
+    random_lora,
+    split,
+    time_forwards,
+)
 from .row_types import JOINED, Model, Row, Side
 
 SAMPLED = 32768  # values of the result that are kept to compare accuracy by
@@ -28,6 +37,13 @@ KINDS = {
     **{"t5": "wan", "qwen3": "lumina2", "vl2": "qwen_image", "vl4": "qwen_image"},
     **{"qwen25_vl": "qwen_image", "gemma3": "ltxv", "h3_te": "minimax"},
 }
+
+
+def stocks_type(kind: str) -> Any:
+    """As its loaders choose it: of SDXL's encoders there is no type."""
+    import comfy.sd  # noqa: PLC0415
+
+    return getattr(comfy.sd.CLIPType, kind.upper(), comfy.sd.CLIPType.STABLE_DIFFUSION)
 
 
 def row_of(job: dict[str, Any]) -> Row:
@@ -71,17 +87,16 @@ class Run:
         from . import gguf_pack, windows  # noqa: PLC0415
 
         bus = windows.own_bus()
-        if self.ours:
-            windows.hold_ours(bus)
-        else:
-            windows.hold_stock(bus)
+        hold = windows.hold_ours if self.ours else windows.hold_stock
+        hold(bus, self.row.ram or windows.RAM_GIB)
         if self.side.pack:
             gguf_pack.watch_copies(bus.passed)
         return {"bus before GB/s": bus.rate / 1e9}
 
     def __call__(self) -> dict[str, Any]:
-        if self.row.cold:
-            drop_from_cache(self.paths[self.row.model])
+        if self.row.is_cold:
+            for path in self.paths.values() if self.row.ram is not None else [self.paths[self.row.model]]:
+                drop_from_cache(path)
         works = {
             "sample": self.sample, "call": self.call, "text": self.text, "decode": self.decode, "encode": self.encode,
             "video": self.whole, "picture": self.whole, "live": self.live, "write": self.write, "see": self.see,
@@ -244,7 +259,7 @@ class Run:
             more = {} if model == "t5" else {"kind": kind, "options": options, "further": further}
             clip, loading = self._load(self.fusion.load_text_encoder, path, [], **self._budget(), **more)
         else:
-            clip_type, paths = comfy.sd.CLIPType[kind.upper()], [path, *further]
+            clip_type, paths = stocks_type(kind), [path, *further]
             clip, loading = self._load(comfy.sd.load_clip, paths, clip_type=clip_type, model_options=options)
         self.model = clip.patcher
         return clip, loading
@@ -288,14 +303,15 @@ class Run:
         words = PROMPT if self.row.around.short else SCENE
 
         def encoded(number: int) -> Any:
-            return clip.encode_from_tokens_scheduled(clip.tokenize(words.format(number)))
+            found = clip.encode_from_tokens_scheduled(clip.tokenize(words.format(number)))
+            return as_wide_as_published(found) if self.job["quick"] and self.row.model == "sdxl" else found
 
         if self.row.around.guided:
             return encoded(2 * take), encoded(2 * take + 1)
         positive = encoded(take)
         return positive, [[torch.zeros_like(states), dict(more)] for states, more in positive]
 
-    def tiny_text(self, model: str) -> dict[str, Any]:
+    def tiny_text(self, model: Model) -> dict[str, Any]:
         """Stock has the sizes of the published encoder built in: a tiny one needs them told."""
         if not self.job["quick"]:
             return {}
@@ -311,7 +327,8 @@ class Run:
                 options["qwen3_4b_class"] = partial(reading, layer=[0, 1, 2])
         else:  # ours tell a packed one by its tensors
             path = Path(self.paths[model])
-            options = {} if path.suffix == ".gguf" or model == "krea2_te" else checkpoints.model_options(path)
+            paths = [path, *(Path(self.paths[other]) for other, _ in JOINED.get(model, ()))]
+            options = {} if path.suffix == ".gguf" or model == "krea2_te" else checkpoints.model_options(*paths)
         return options
 
     def vae(self, model: Model) -> tuple[Any, float]:

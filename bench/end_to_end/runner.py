@@ -21,6 +21,7 @@ from . import gguf_pack
 from .bounds import measured_rates
 from .files import Files
 from .process import Process
+from .ram import RamBallast
 from .results import SECTION, ask_card, card_file, card_results, distance, merge, read, row_result
 from .row_types import Model, Row, Side, by_file
 
@@ -91,7 +92,7 @@ def batches(turns: Iterable[Turn], most: int) -> Iterator[list[Turn]]:
     """Turns that start together, for which all files are written: so many, and large files beside no other row's."""
     batch: list[Turn] = []
     for turn in turns:
-        parts = batch and turn.row is not batch[-1].row and (turn.row.is_alone or batch[-1].row.is_alone)
+        parts = batch and turn.row.files != batch[-1].row.files and (turn.row.is_alone or batch[-1].row.is_alone)
         if parts or len(batch) == most:
             yield batch
             batch = []
@@ -117,6 +118,7 @@ class Bench:
         self.sessions: dict[str, Process] = {}
         self.writer: Process | None = None  # of files of weights
         self.found: list[dict[str, Any]] = []
+        self.ballast = RamBallast()
 
     def say(self, text: str) -> None:
         print(f"[{time.perf_counter() - self.begun:6.1f} s] {text}", flush=True)
@@ -193,6 +195,8 @@ class Bench:
                     self.leave([row])
                     self.drop(process)
                     continue
+                with self.spending("ballast"):
+                    self.ballast.leave(None if self.options.quick else row.ram)
                 with self.spending(turn.who):
                     run = self.finish(process, {"job": self.job(turn), "paths": self.files.of(row)})
                 runs[row.name].setdefault(turn.who, []).append(run)

@@ -62,6 +62,8 @@ def _reader(model: Model, **others: bool) -> text.LlamaSize:
 AROUND: dict[Model, Callable[[], Table]] = {
     "wan14_low": lambda: table("wan14"),
     "krea2_te": lambda: table("vl4"),
+    "clip_l": lambda: text.clip(768, 3072, 12),
+    "clip_g": lambda: text.clip(1280, 5120, 32),
     "qwen25_vl": lambda: text.qwen25_vl(
         text.Qwen25VLSize(
             _reader("qwen25_vl", qk_norm=False, biased=True, own_words=True), vision=1280, ffn=3420, blocks=32
@@ -74,10 +76,11 @@ AROUND: dict[Model, Callable[[], Table]] = {
     "h3_vae": lambda: vaes.minimax_video(vaes.MINIMAX_VIDEO_PUBLISHED),
     "hunyuan15_vae": lambda: vaes.hunyuan_vae(vaes.HUNYUAN_VAE_PUBLISHED),
 }
-# Of which there is no kind of small files: a table, and the metadata.
-TINY_VAES: dict[Model, tuple[Table, dict[str, str]]] = {
+# Of which there is no kind of small files, or one that reads another text: a table, and the metadata.
+TINY_TABLES: dict[Model, tuple[Table, dict[str, str]]] = {
     "ltx_vae": (vaes.ltx_video_vae(vaes.LTX_VIDEO), vaes.ltx_video_vae_metadata(vaes.LTX_VIDEO)),
     "hunyuan15_vae": (vaes.hunyuan_vae(vaes.HUNYUAN_VAE), {}),
+    "sdxl": (pictures.unet(replace(pictures.UNETS["sdxl"], context=2 * text.CLIP_WIDTH)), {}),
 }
 
 
@@ -114,7 +117,7 @@ def table(model: Model) -> Table:
         )
     if model in IMAGE_VAES:
         vae = IMAGE_VAES[model]
-        return vaes.kl_vae(vaes.KlSize(vae.channels, vae.folded, vae.folded, vae.width))
+        return vaes.kl_vae(vaes.KlSize(vae.channels, vae.quantised, vae.folded, vae.width))
     of_videos = VIDEO_VAES[model]
     written = vaes.wan22_vae if of_videos.fold > 1 else vaes.wan21_vae
     return written(vaes.VaeSize(of_videos.encoder, of_videos.decoder))
@@ -174,8 +177,8 @@ def write_tiny(model: Model, folder: Path, storage: str) -> dict[str, object]:
     """The tiny checkpoint that stands in for it where there is no card. What ours alone differs in, fp8, is left out."""
     start = time.perf_counter()
     path = path_of(folder, model, storage)
-    if model in TINY_VAES:
-        rows, told = TINY_VAES[model]
+    if model in TINY_TABLES:
+        rows, told = TINY_TABLES[model]
         write_table(path, rows, storage, "cpu", told)
     elif storage in PLAIN:
         path = checkpoints.write(TINY[model], folder)

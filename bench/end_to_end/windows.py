@@ -3,11 +3,12 @@
     bus     weights reach the card at 12 GB/s. After each copy the same stream copies one piece of pinned memory, as often as the
             quicker bus has time for: whoever copies, on however many streams, the bus is as full as the slower one would be.
             Neither compute nor the card's settings are touched, and no kernel waits.
-    pinned  RAM of RAM_GIB, of which half may be pinned, and more is refused as the driver does it there; stock keeps to two
-            fifths by itself.
+    pinned  RAM of 32 GiB or what the row says, of which half may be pinned, and more is refused as the driver does it there; stock
+            keeps to two fifths by itself.
     files   pages of a file are not registered, and managed memory is not paged: `slots`, from pinned copies, is all that is left.
 
-The page cache is the machine's own: a file that would not fit into RAM_GIB is not read from a disk.
+The page cache is the machine's own, and a file that would not fit is not read from a disk, unless the row says how much RAM is
+left: ram.py.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ...gpu.cuda import CudaError
+from .ram import DESKTOP
 from .row_types import WINDOWS_BUS
 
 RAM_GIB = 32.0
@@ -100,16 +102,16 @@ def quickest(rate: Callable[[], float]) -> float:
     return best
 
 
-def hold_ours(bus: Bus) -> None:
+def hold_ours(bus: Bus, ram_gib: float = RAM_GIB) -> None:
     """Before a model is loaded: its pager gets a device with these limits."""
     homes: list[Any] = [importlib.import_module(f"fusestream.memory.{name}") for name in ("opening", "side_copies")]
-    device = limited(homes[0].CudaDevice, bus, Pins(int(PINNED_SHARE * RAM_GIB * GIB)))
+    device = limited(homes[0].CudaDevice, bus, Pins(int(PINNED_SHARE * ram_gib * GIB)))
     for home in homes:
         home.CudaDevice = device
     ram: Any = importlib.import_module("fusestream.memory.host.ram")
     vram: Any = importlib.import_module("fusestream.fusion.stream.vram_pool")
-    whole = int(RAM_GIB * GIB)
-    vram._ram = vram.CountedRam.auto(ram=ram.Ram(whole, whole - 4 * GIB))  # what a desktop leaves
+    whole = int(ram_gib * GIB)
+    vram._ram = vram.CountedRam.auto(ram=ram.Ram(whole, whole - DESKTOP))
 
 
 def limited(kind: Any, bus: Bus, pins: Pins) -> Any:
@@ -148,10 +150,10 @@ def limited(kind: Any, bus: Bus, pins: Pins) -> Any:
     return Limited
 
 
-def hold_stock(bus: Bus) -> None:
+def hold_stock(bus: Bus, ram_gib: float = RAM_GIB) -> None:
     """Before a model is loaded: what stock copies to the card in its two ways passes the slower bus."""
     management: Any = importlib.import_module("comfy.model_management")
-    management.MAX_PINNED_MEMORY = STOCK_SHARE * RAM_GIB * GIB
+    management.MAX_PINNED_MEMORY = STOCK_SHARE * ram_gib * GIB
     gathered, cast = management.cast_to_gathered, management.cast_to
 
     def cast_to_gathered(tensors: Any, r: Any, *args: Any, **kwargs: Any) -> Any:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from . import peers
+from .ram import go_first
 from .row_types import Side
 from .run import Run, ram_gib, row_of, side_of
 
@@ -65,6 +66,8 @@ def begin(job: dict[str, Any]) -> None:
 def work(job: dict[str, Any]) -> dict[str, Any]:
     """Start, wait for the word, load the model and do the row's work; what was found."""
     peers.require(side_of(job), on_cpu=job["quick"])
+    if row_of(job).ram is not None:
+        go_first()
     with machine(side_of(job)):
         begun = time.perf_counter()
         begin(job)

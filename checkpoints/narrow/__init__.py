@@ -16,7 +16,7 @@ and nothing else changes:
     VAEs (KL)       the encoder's base width of 128
     VAEs (MiniMax)  all sizes
     VAE (HunyuanVideo 1.5) its widths
-    CLIP            widths and layers of the text encoders within whole checkpoints
+    CLIP            widths and layers of the text encoders, within whole checkpoints and of each file
     Qwen2.5-VL, Gemma 3 12B, MiniMax H3's Qwen3-VL   the sizes of their vision towers
     Qwen3, Mistral  which three layers Flux.2 reads, where an option tells that there are fewer
     LTX-2.3         the sizes of its text projection
@@ -52,7 +52,7 @@ def opened(comfy: Any) -> Iterator[None]:
             *(networks.read_sizes, networks.match_loosely, networks.make_parts_to_measure),
             *(networks.read_vae_sizes, networks.make_adapter_to_measure),
             *(encoders.read_as_many_layers, encoders.read_encoder_sizes, encoders.read_clip, encoders.read_parts),
-            *(encoders.read_krea, encoders.fold_tokens, encoders.read_tekken),
+            *(encoders.read_clips_apart, encoders.read_krea, encoders.fold_tokens, encoders.read_tekken),
         ):
             change(comfy, replace)
         yield

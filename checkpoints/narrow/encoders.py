@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
@@ -66,7 +66,7 @@ def read_clip(comfy: Any, replace: Replace) -> None:
     def construct(self: Any, *args: Any, model_options: Mapping[str, Any] | None = None, **options: Any) -> None:
         given = dict(model_options or {})
         beside = (options.get("tokenizer_data") or {}).items()  # of a file of its own, other things
-        shape = {name: tuple(tensor.shape) for name, tensor in beside if hasattr(tensor, "shape")}
+        shape = _shapes(beside)
         for name in ("clip_l", "clip_g", "clip_h"):
             own = {key.removeprefix(f"{name}.transformer."): of for key, of in shape.items() if key.startswith(name)}
             config = clip_config(own) if CLIP_FIRST in own else None
@@ -75,6 +75,24 @@ def read_clip(comfy: Any, replace: Replace) -> None:
         stock(self, *args, model_options=given, **options)
 
     replace(comfy.sd.CLIP, "__init__", construct)
+
+
+def _shapes(named: Iterable[tuple[str, Any]]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in named if hasattr(tensor, "shape")}
+
+
+def read_clips_apart(comfy: Any, replace: Replace) -> None:
+    """Of several CLIPs in files of their own, for which stock has one option together."""
+    module = import_module(f"{comfy.__name__}.text_encoders.long_clipl")
+    stock = module.model_options_long_clip
+
+    def told(tensors: Any, tokenizer_data: Any, given: Any) -> Any:
+        config = clip_config(_shapes(tensors.items())) if CLIP_FIRST in tensors else None
+        if config is not None and config["hidden_size"] == text.CLIP_WIDTH:
+            given = {**given, "model_config": config}
+        return stock(tensors, tokenizer_data, given)
+
+    replace(module, "model_options_long_clip", told)
 
 
 def read_krea(comfy: Any, replace: Replace) -> None:
@@ -144,7 +162,7 @@ def read_parts(comfy: Any, replace: Replace) -> None:
     def load(state_dicts: Any, *args: Any, **options: Any) -> Any:
         with replacing() as inside:
             for tensors in state_dicts:
-                shape = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+                shape = _shapes(tensors.items())
                 for mark, read in PARTS.items():
                     if mark in shape:
                         read(comfy.text_encoders, shape, inside)

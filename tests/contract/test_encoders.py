@@ -23,7 +23,6 @@ from torch import Tensor
 
 from bed.depth import is_thorough
 from fusestream import checkpoints, fusion
-from fusestream.checkpoints import options
 from fusestream.fusion.base.family import Family
 from fusestream.fusion.families import family_of
 from fusestream.fusion.families.clip import encoder as clip_encoder
@@ -132,20 +131,6 @@ def as_comfyui_runs(one_thread: None, one_tokenizer_of_each: None) -> Iterator[N
     LEDGER.clear()
     with torch.inference_mode(), checkpoints.narrow.opened(comfy):
         yield
-
-
-@pytest.fixture(autouse=True)
-def clips_of_two_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stock has one option for the sizes of all CLIPs together: each has those of its file."""
-    stock = comfy.text_encoders.long_clipl.model_options_long_clip
-
-    def told(tensors: Any, tokenizer_data: Any, given: Any) -> Any:
-        if options.CLIP_FIRST in tensors:
-            shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-            given = {**given, "model_config": options.clip_config(shapes)}
-        return stock(tensors, tokenizer_data, given)
-
-    monkeypatch.setattr(comfy.text_encoders.long_clipl, "model_options_long_clip", told)
 
 
 @pytest.fixture

@@ -93,9 +93,9 @@ def image_vae(size: pictures.ImageVae, device: str) -> Any:
         "ch_mult": list(pictures.MULTIPLIERS), "num_res_blocks": 2, "attn_resolutions": [], "dropout": 0.0,
     }  # fmt: skip
     with torch.device(device):
-        if size.folded:
-            folded = sizes | {"batch_norm_latent": True}
-            return comfy.ldm.models.autoencoder.AutoencoderKL(ddconfig=folded, embed_dim=size.channels)
+        if size.quantised:
+            told = sizes | ({"batch_norm_latent": True} if size.folded else {})
+            return comfy.ldm.models.autoencoder.AutoencoderKL(ddconfig=told, embed_dim=size.channels)
         return comfy.ldm.models.autoencoder.AutoencodingEngine(
             regularizer_config={"target": "comfy.ldm.models.autoencoder.DiagonalGaussianRegularizer"},
             encoder_config={"target": "comfy.ldm.modules.diffusionmodules.model.Encoder", "params": sizes},

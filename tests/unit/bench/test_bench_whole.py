@@ -20,11 +20,24 @@ import pytest
 import torch
 
 import nodes
-from fusestream.bench.end_to_end import bounds, packing, peers, results, row_types, rows, run, runner, weights, worker
+from fusestream.bench.end_to_end import (
+    bounds,
+    packing,
+    peers,
+    results,
+    row_types,
+    rows,
+    run,
+    runner,
+    weights,
+    worker,
+    workflows,
+)
 from fusestream.bench.end_to_end.row_types import Model, Row, Side
 from fusestream.bench.report import groups
 
 WHOLE, VAES, TEXTS = rows.whole(), rows.vaes(), rows.texts()
+LARGE = [row for row in WHOLE if row.is_alone]
 RESULT = {"load s": 1.0, "peak GiB": 2.5, "finite": True, "free GiB": 8.0}
 OPS = comfy.ops.disable_weight_init
 HALF = torch.float16
@@ -39,6 +52,7 @@ def gigabytes(model: Model, storage: str) -> float:
 
 def test_a_row_has_the_files_around_its_model() -> None:
     assert {row.model: [model for model, _ in row.files] for row in WHOLE} == {
+        "sdxl": ["clip_l", "clip_g", "sdxl", "sdxl_vae"],
         "z_image": ["qwen3", "z_image", "flux_vae"],
         "krea2": ["krea2_te", "krea2", "vae"],
         "qwen_image": ["qwen25_vl", "qwen_image", "vae"],
@@ -46,9 +60,9 @@ def test_a_row_has_the_files_around_its_model() -> None:
         "ltx23": ["gemma3", "ltx_projection", "ltx23", "ltx_vae"],
         "minimax_h3": ["h3_te", "minimax_h3", "h3_vae"],
     }
-    assert {row.model: row.prompts for row in WHOLE if row.prompts > 1} == {"qwen_image": 2}
+    assert {row.model: row.prompts for row in WHOLE if row.prompts > 1} == {"sdxl": 2, "qwen_image": 2}
     assert [len(row.files) for row in TEXTS] == [1, 2, 1], "Gemma 3 has its projection"
-    assert not any(row.around.short for row in WHOLE)
+    assert [row.model for row in WHOLE if row.around.short] == ["sdxl"]
     video, picture = (next(row for row in rows.all_rows() if row.work == work) for work in ("video", "picture"))
     assert video.files == (("t5", "fp16"), ("wan13", "fp16"), ("vae", "fp16")) and video.prompts == 2
     assert picture.files[0] == ("qwen3", "fp16") and picture.around.takes == 4 and picture.prompts == 1
@@ -108,13 +122,15 @@ def test_large_files_are_written_for_their_row_alone() -> None:
         )
 
     small = [row for row in rows.table() if row.model == "wan13"]
-    found = list(runner.batches(turns([*WHOLE, *TEXTS, *small]), 20))
+    found = list(runner.batches(turns([*LARGE, *TEXTS, *small]), 20))
     names = [{turn.row.name for turn in batch} for batch in found]
-    alone = {row.name for row in (*WHOLE, *TEXTS)}
+    alone = {row.name for row in (*LARGE, *TEXTS)}
     assert sum(len(batch) for batch in found) == 2 * len(alone) + 2 * len(small)
     assert all(len(batch) == 1 for batch in names if batch & alone) and {row.name for row in small} in names
+    of_wan = [row for row in rows.small_machines() if row.model == "wan14"]
+    assert [len(batch) for batch in runner.batches(turns(of_wan), 20)] == [3 * len(workflows.FREE)], "of the same files"
     assert [len(batch) for batch in runner.batches(turns(small), 2)] == [2] * len(small)
-    order = [row.model for row in sorted([*WHOLE, *TEXTS], key=row_types.by_file)]
+    order = [row.model for row in sorted([*LARGE, *TEXTS], key=row_types.by_file)]
     for encoder, owner in row_types.OWNERS.items():
         assert abs(order.index(encoder) - order.index(owner)) == 1, encoder
 
