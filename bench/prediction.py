@@ -61,7 +61,7 @@ def error_table(results: Mapping[str, Any]) -> str:
 @lru_cache(maxsize=1)
 def text() -> str:
     """Everything, as Markdown."""
-    results, found = load(), _predictions()
+    results, found = load(), all_predictions()
     assumed = "\n".join(f"- {line}" for line in ASSUMED)
     sides, (low, high) = " / ".join(HEADS[who] for who in WHOLE_SIDES), slowed(found)
     return (
@@ -92,7 +92,7 @@ def text() -> str:
 
 def short_text() -> str:
     """For README: two works on three cards, and where the newest ComfyUI is faster."""
-    found = _predictions()
+    found = all_predictions()
     head = (
         "**Predicted, not measured**: minutes for 81 frames of 832x480 by Wan 14B in 20 steps / seconds "
         "for a picture of 1024x1024 by Flux.2 klein 4B in 4. *newest* is the newest ComfyUI, with torch "
@@ -110,7 +110,8 @@ def _folded(paragraph: str) -> str:
 
 
 @lru_cache(maxsize=1)
-def _predictions() -> tuple[Prediction, ...]:
+def all_predictions() -> tuple[Prediction, ...]:
+    """Of every work on every card."""
     return tuple(predictions(load()))
 
 

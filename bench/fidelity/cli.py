@@ -4,6 +4,7 @@
     python bench models fidelity --quick        6 prompts on the CPU: what files lose; nothing is written
     python bench models fidelity --only fp8     ways whose name contains this, beside the reference; nothing is written
     python bench models fidelity --only file --add   the same, put beside the rows that the file has of these weights
+    python bench models fidelity --missing --within 9   ways that the file has not yet, as many as nine minutes hold
     python bench models fidelity --dry          nothing is written
     python bench models fidelity --model DIR    a training of `--size large`: longer videos, in a section of their own
 
@@ -15,7 +16,9 @@ from __future__ import annotations
 import argparse
 import hashlib
 import importlib
+import math
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,9 +26,9 @@ from typing import TYPE_CHECKING, Any
 
 from .. import kitchen, single
 from ..end_to_end.results import read
-from .long import LONG_SECTION, Size, beside, sizes
+from .long import LONG_SECTION, beside, of_size, sizes
 from .table import HEAD, SECTION, Rows, line, missed, verdict
-from .variants import BF16, LONG, LONG_STORAGES, REFERENCE, STORAGES, VARIANTS, Variant, for_cpu
+from .variants import BF16, LONG, LONG_STORAGES, MATRIX, REFERENCE, STORAGES, VARIANTS, Variant, for_cpu
 
 if TYPE_CHECKING:
     from .pipeline import Files, Work
@@ -40,20 +43,25 @@ def main(arguments: list[str] | None = None) -> int:
     cli.add_argument("--steps", type=int, help="of the sampler, instead of 20")
     cli.add_argument("--only", action="append", help="ways to compute whose name contains this; nothing is written")
     cli.add_argument("--add", action="store_true", help="with --only: put these rows beside those that the file has")
+    cli.add_argument("--missing", action="store_true", help="only ways that the file does not have of these weights")
+    cli.add_argument("--within", type=float, metavar="MINUTES", help="begin nothing after that many")
     cli.add_argument("--results", type=Path, help="the file to write into; bench/results/<gpu>.json by default")
     cli.add_argument(
         "--model", type=Path, metavar="DIR", help="a large training: longer videos, turbo, sparse attention"
     )
     cli.add_argument("--tokens", type=int, action="append", help="with --model: only videos of so many tokens")
     options = cli.parse_args(arguments)
+    into = None
+    if options.add and not options.only:
+        cli.error("--add goes with --only")
+    is_shown = options.quick or options.dry or (options.only and not (options.add or options.missing))
+    if options.missing and is_shown:
+        cli.error("--missing goes by the file of results, which --quick and --dry leave alone")
     if not single.begin(options):
         return 1
     import torch  # noqa: PLC0415
 
-    into = None
-    if options.add and (options.model or not options.only):
-        cli.error("--add goes with --only, and not with --model")
-    if not (options.quick or options.dry or options.only) or options.add:
+    if not is_shown:
         into = options.results or single.results_file()
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         runs = long_rows(options, into, Path(folder)) if options.model else [usual_rows(options, into, Path(folder))]
@@ -71,11 +79,13 @@ def usual_rows(options: argparse.Namespace, into: Path | None, folder: Path) -> 
     files = trained_files(folder, STORAGES)
     about = {} if into is None else described(files, work)
 
+    before = rows_before(about, read(into).get(SECTION, {})) if into is not None and is_added(options) else []
+
     def keep(found: Rows) -> None:
         if into is not None:
-            single.leave(SECTION, {**about, "rows": among(found, about, into) if options.add else found}, into)
+            single.leave(SECTION, {**about, "rows": among(found, before, (*VARIANTS, *MATRIX))}, into)
 
-    rows = measured(files, work, chosen(VARIANTS, options.only), keep)
+    rows = measured(files, work, wanted((*VARIANTS, *MATRIX), options, before), keep, until(options))
     print(f"\n{len(work.videos)} videos of {work.steps} steps; errors are medians, or the median and the worst")
     if options.quick:
         print("on the CPU, which computes in FP32 whatever the type: only what files hold makes a difference")
@@ -83,12 +93,31 @@ def usual_rows(options: argparse.Namespace, into: Path | None, folder: Path) -> 
     return rows
 
 
-def among(found: Rows, about: Mapping[str, Any], file: Path) -> Rows:
-    """These rows and the others that the file has of the same work with the same weights, in the table's order."""
-    before = read(file).get(SECTION, {})
-    kept = before["rows"] if all(before.get(name) == value for name, value in about.items()) else []
-    every = {row["name"]: row for row in (*kept, *found)}
-    return [every[name] for name in (REFERENCE.name, *(one.name for one in VARIANTS)) if name in every]
+def is_added(options: argparse.Namespace) -> bool:
+    """Whether rows that the file has stay."""
+    return bool(options.add or options.missing)
+
+
+def rows_before(about: Mapping[str, Any], section: Mapping[str, Any]) -> Rows:
+    """The rows of a section, if they are of the same work with the same weights."""
+    return section.get("rows", []) if all(section.get(name) == value for name, value in about.items()) else []
+
+
+def among(found: Rows, before: Rows, order: Sequence[Variant]) -> list[Mapping[str, Any]]:
+    """These rows and those from before, in the table's order."""
+    every = {row["name"]: row for row in (*before, *found)}
+    return [every[name] for name in (REFERENCE.name, *(one.name for one in order)) if name in every]
+
+
+def wanted(variants: Sequence[Variant], options: argparse.Namespace, before: Rows) -> list[Variant]:
+    """The ways that the options choose. before: the rows that the file has."""
+    names = {row["name"] for row in before if "error" not in row} if options.missing else set()
+    return [one for one in chosen(variants, options.only) if one.name not in names]
+
+
+def until(options: argparse.Namespace) -> float:
+    """When no way is begun any more, by the clock of `time.perf_counter`."""
+    return math.inf if options.within is None else time.perf_counter() + 60 * options.within
 
 
 def long_rows(options: argparse.Namespace, into: Path | None, folder: Path) -> list[list[dict[str, Any]]]:
@@ -98,17 +127,22 @@ def long_rows(options: argparse.Namespace, into: Path | None, folder: Path) -> l
     files = stored(files_in(options.model), folder, LONG_STORAGES)
     weights = fingerprint((files.models["fp16"], files.text, files.vae))
     every: list[list[dict[str, Any]]] = []
+    last = until(options)
     for size in sizes(options.tokens):
         scenes = some_scenes(options.prompts or (FEWEST if options.quick else size.prompts))
         work = Work(scenes, options.seeds, options.steps or STEPS, size.latent)
         print(f"\n{size.tokens} tokens: {len(work.videos)} videos of {work.steps} steps, {size.name}", flush=True)
 
-        def keep(found: Rows, size: Size = size, work: Work = work) -> None:
+        about = {"tokens": size.tokens, "size": size.name, **told(work)}
+        section = {} if into is None else of_size(read(into), weights, size)
+        before = rows_before(about, section) if is_added(options) else []
+
+        def keep(found: Rows, about: dict[str, Any] = about, before: Rows = before) -> None:
             if into is not None:
-                here = {"tokens": size.tokens, "size": size.name, **told(work), "rows": found}
+                here = {**about, "rows": among(found, before, LONG)}
                 single.leave(LONG_SECTION, {"weights": weights, "sizes": beside(here, weights, into)}, into)
 
-        rows = measured(files, work, chosen(LONG, options.only), keep)
+        rows = measured(files, work, wanted(LONG, options, before), keep, last)
         print("\n".join([HEAD, *map(line, rows), verdict(rows)]))
         every.append(rows)
     return every
@@ -128,9 +162,10 @@ def chosen(variants: Sequence[Variant], only: Sequence[str] | None) -> list[Vari
 
 
 def measured(
-    files: Files, work: Work, variants: Sequence[Variant], keep: Callable[[Rows], None]
+    files: Files, work: Work, variants: Sequence[Variant], keep: Callable[[Rows], None], until: float = math.inf
 ) -> list[dict[str, Any]]:
-    """The reference's row and those of all that this machine can compute. keep: is given what there is after each."""
+    """The reference's row and those of all that this machine can compute. keep: is given what there is after each. until: when no
+    other is begun."""
     from .measure import Fidelity  # noqa: PLC0415
     from .pipeline import forget, on_card  # noqa: PLC0415
 
@@ -140,6 +175,9 @@ def measured(
     for variant in variants if on_card() else for_cpu(variants):
         if reason := lacking(variant):
             print(f"{variant.name} is left out: {reason}")
+            continue
+        if time.perf_counter() > until:
+            print(f"{variant.name} is left for another call")
             continue
         try:
             rows.append(fidelity.row(variant))

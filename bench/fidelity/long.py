@@ -11,7 +11,7 @@ from typing import Any
 
 from ..end_to_end.results import read
 from ..report.tables import markdown
-from .table import Rows, decibels, missed, percent
+from .table import Rows, decibels, flicker, missed, percent
 
 LONG_SECTION = "fidelity long"
 
@@ -59,6 +59,13 @@ def beside(here: Mapping[str, Any], weights: str, file: Path) -> list[Mapping[st
     return [every[tokens] for tokens in sorted(every)]
 
 
+def of_size(results: Mapping[str, Any], weights: str, size: Size) -> Mapping[str, Any]:
+    """What the results have of a size and these weights."""
+    section = results.get(LONG_SECTION, {})
+    kept = section.get("sizes", []) if section.get("weights") == weights else []
+    return next((one for one in kept if one["tokens"] == size.tokens), {})
+
+
 def text(results: Mapping[str, Any]) -> str:
     """Markdown: a table of each size; nothing where none was measured."""
     measured = results.get(LONG_SECTION, {}).get("sizes", [])
@@ -70,6 +77,8 @@ HEADS = (
     "Error of a model call",
     "Latents, dB",
     "Frames after all steps, dB",
+    "Changes from frame to frame, dB",
+    "Seconds a video",
     "Videos as their prompts say",
 )
 
@@ -89,9 +98,11 @@ def table(rows: Rows) -> str:
 
 def _cells(row: Mapping[str, Any], is_missed: bool) -> list[str]:
     if "error" in row:
-        return [row["name"], f"fails: {row['error']}", "", "", ""]
+        return [row["name"], f"fails: {row['error']}", *[""] * (len(HEADS) - 2)]
     obeyed = f"{row['right']['colour and direction']:.0%}"
     if "call" not in row:
-        return [f"{row['name']}, the reference", "-", "-", "-", obeyed]
+        return [f"{row['name']}, the reference", *["-"] * (len(HEADS) - 2), obeyed]
     call = ("**missed** " if is_missed else "") + percent(row["call"]["median"])
-    return [row["name"], call, decibels(row["latents dB"]), decibels(row["frames dB"]), obeyed]
+    took = row.get("sampling s")
+    seconds = "-" if took is None else f"{took:.3g} s"
+    return [row["name"], call, decibels(row["latents dB"]), decibels(row["frames dB"]), flicker(row), seconds, obeyed]

@@ -28,6 +28,7 @@ from .pipeline import (
     forget,
     sampled,
     text_encoder,
+    timed,
     vae,
     with_sparse,
     words,
@@ -62,12 +63,12 @@ class Fidelity:
         begun = time.perf_counter()
         said = self.words_of(variant.computing)
         # A cache decides for a batch as a whole, and a user's is of one video.
-        together = 1 if variant.easy_cache or variant.is_draft else TOGETHER
+        together = 1 if variant.easy_cache or variant.is_draft or self.work.is_long else TOGETHER
         model = diffusion_model(self.files, variant)
         # The first steps are dense where a user has sparse attention; what a sparse call is off by is asked all the same.
         call = first_call(with_sparse(model, variant.sparse, dense_steps=0.0), self.work, self.words, together)
         behind = as_draft(model) if variant.is_draft else with_sparse(model, variant.sparse)
-        latents = sampled(behind, self.work, said, together)
+        latents, seconds = timed(behind, self.work, said, together)
         held = model.model
         if variant.computing.stock is None and (parts := stepped_aside()):
             raise RuntimeError("; ".join(part.words for part in parts))
@@ -86,6 +87,8 @@ class Fidelity:
             "latents": errors.errors_of(errors.relative(latents, self.latents)),
             "latents dB": errors.decibels_of(errors.decibels(latents, self.latents)),
             "frames dB": errors.decibels_of(errors.decibels(films, self.films, 1.0)),
+            "flicker dB": errors.decibels_of(errors.decibels(films.diff(dim=1), self.films.diff(dim=1), 1.0)),
+            "sampling s": seconds,
             "right": right(films, self.work),
             "seconds": time.perf_counter() - begun,
         }

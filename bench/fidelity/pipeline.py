@@ -6,6 +6,8 @@ ComfyUI is imported when it is needed: somebody starts it first (`bench.end_to_e
 from __future__ import annotations
 
 import importlib
+import statistics
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -47,6 +49,12 @@ class Work:
     def videos(self) -> list[int]:
         """Which scene each video shows."""
         return [place for _ in range(self.seeds) for place in range(len(self.scenes))]
+
+    @property
+    def is_long(self) -> bool:
+        """Whether a card is busy with one of them: it gets them one by one, as a user's does."""
+        frames, height, width = self.latent
+        return frames * (height // 2) * (width // 2) > LEAST_TOKENS
 
     def noise(self) -> torch.Tensor:
         """Of each video its own, whatever the others are."""
@@ -264,19 +272,32 @@ def words(clip: Any, scenes: tuple[toys.Scene, ...]) -> Words:
 
 def sampled(model: Any, work: Work, said: Words, together: int, only_first: bool = False) -> torch.Tensor:
     """Latents [videos, ...], after all steps or after the first."""
+    return torch.cat([latents for latents, _ in _batch_by_batch(model, work, said, together, only_first)])
+
+
+def timed(model: Any, work: Work, said: Words, together: int) -> tuple[torch.Tensor, float | None]:
+    """Latents [videos, ...] after all steps, and the median of the seconds for each video. Of the first batch, in which weights are
+    loaded and kernels chosen, only where there is no other: None."""
+    made, seconds = zip(*_batch_by_batch(model, work, said, together), strict=True)
+    return torch.cat(made), statistics.median(seconds[1:]) if len(seconds) > 1 else None
+
+
+def _batch_by_batch(
+    model: Any, work: Work, said: Words, together: int, only_first: bool = False
+) -> Iterator[tuple[torch.Tensor, float]]:
+    """The latents of a batch, and seconds for each of them."""
     import comfy.sample  # noqa: PLC0415
 
-    made = []
     noises, shown = work.noise(), work.videos
     for batch in _batches(len(shown), together):
-        noise = noises[batch]
+        noise, begun = noises[batch], time.perf_counter()
         positive, negative = [[said.captions[shown[batch]], {}]], [[said.nothing, {}]]
         latents = comfy.sample.sample(
             model, noise, work.steps, GUIDANCE, SAMPLER, SCHEDULER, positive, negative, torch.zeros_like(noise),
             last_step=1 if only_first else None, disable_pbar=True, seed=0,
         )  # fmt: skip
-        made.append(latents.float().cpu())
-    return torch.cat(made)
+        found = latents.float().cpu()  # which waits for the card
+        yield found, (time.perf_counter() - begun) / len(found)
 
 
 def first_call(model: Any, work: Work, said: Words, together: int) -> torch.Tensor:

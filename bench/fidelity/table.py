@@ -6,7 +6,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..report.tables import markdown
-from .variants import OURS_PRECISE, REFERENCE, SHORT, STOCK_FP16, VARIANTS
+from .variants import (
+    MATRIX,
+    OFFERED,
+    OURS_PRECISE,
+    QUALITIES,
+    REFERENCE,
+    SHORT,
+    STOCK_FP16,
+    STOCKS,
+    STORED_AS,
+    VARIANTS,
+    Variant,
+)
 
 SECTION = "fidelity"
 AS_NEAR = 1.05  # times the error of stock in FP16
@@ -54,18 +66,49 @@ def table(results: Mapping[str, Any]) -> str:
     rows: Rows = results[SECTION]["rows"]
     late = missed(rows)
     heads = (
-        "Way to compute", "Text", "A model call", "Decoding, dB", "Latents", "Latents, dB", "Frames, dB",
+        "Way to compute", "Text", "A model call", "Decoding, dB", "Latents", "Latents, dB", "Frames, dB", "Changes, dB",
         "Colour and direction", "Shape", "Background",
     )  # fmt: skip
-    return markdown(heads, (_cells(row, row["name"] in late) for row in rows))
+    in_grid = {one.name for one in MATRIX}
+    return markdown(heads, (_cells(row, row["name"] in late) for row in rows if row["name"] not in in_grid))
+
+
+def grid(results: Mapping[str, Any]) -> str:
+    """Markdown: every quality with every way to store the file, and stock. In a cell the error of a model call, what comes of all
+    steps in dB, and the changes from frame to frame in dB."""
+    by = {row["name"]: row for row in results[SECTION]["rows"]}
+    qualities = [quality for quality, _ in QUALITIES]
+
+    def cell(variant: Variant | None) -> str:
+        row = by.get(variant.name) if variant else None
+        if row is None:
+            return "-" if variant is None else "not measured"
+        if "error" in row:
+            return "fails"
+        frames = row["frames dB"]["median"]
+        return f"{percent(row['call']['median'])} / {'same' if frames is None else f'{frames:.0f}'} / {flicker(row, worst=False)}"
+
+    lines = (
+        (file or "FP16", cell(STOCKS.get(storage)), *(cell(OFFERED[quality, storage]) for quality in qualities))
+        for storage, file in STORED_AS.items()
+    )
+    return markdown(("File", "ComfyUI", *(f"*{quality}*" for quality in qualities)), lines)
+
+
+def flicker(row: Mapping[str, Any], *, worst: bool = True) -> str:
+    """Of the changes from frame to frame, where they were measured."""
+    found = row.get("flicker dB")
+    if found is None:
+        return "-"
+    return decibels(found) if worst else decibels({**found, "worst": None}).partition(" / ")[0]
 
 
 def _cells(row: Mapping[str, Any], is_missed: bool) -> list[str]:
     if "error" in row:
-        return [row["name"], f"fails: {row['error']}", *[""] * 8]
+        return [row["name"], f"fails: {row['error']}", *[""] * 9]
     shares = [f"{share:.0%}" for share in row["right"].values()]
     if "call" not in row:
-        return [f"{row['name']}, the reference", *["-"] * 6, *shares]
+        return [f"{row['name']}, the reference", *["-"] * 7, *shares]
     return [
         row["name"],
         percent(row["text"]["median"]),
@@ -74,6 +117,7 @@ def _cells(row: Mapping[str, Any], is_missed: bool) -> list[str]:
         both(row["latents"]),
         decibels(row["latents dB"]),
         decibels(row["frames dB"]),
+        flicker(row),
         *shares,
     ]
 

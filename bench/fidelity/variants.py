@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from ...kernels_cuda.policy import IsaClass, Mode, Precision
 
+Quality = Literal["auto", "precise", "fast", "turbo", "Draft"]
+
 
 @dataclass(frozen=True)
 class Computing:
@@ -54,7 +56,7 @@ class Variant:
 
 FP32, FP16, BF16 = Computing(stock="float32"), Computing(stock="float16"), Computing(stock="bfloat16")
 PRECISE, FAST, TURBO = Computing(), Computing(precision="fast"), Computing(precision="turbo")
-AUTO = Computing(kernels="auto")
+AUTO, AS_STORED = Computing(kernels="auto"), Computing(kernels="auto", precision="auto")
 HALVES = replace(TURBO, off=("linear_int8", "linear_int8_"))  # of `turbo` attention alone
 
 REFERENCE = Variant("ComfyUI FP32", FP32)
@@ -84,7 +86,7 @@ VARIANTS = (
     Variant("FuseStream, scaled fp8 file", PRECISE, "fp8_scaled_blocks"),
     # A file of this kind lets newer cards multiply in fp8, and ours leaves such products to stock: `on` would be an error.
     Variant("ComfyUI, scaled fp8 file for fp8 products", FP16, "fp8_scaled"),
-    Variant("FuseStream auto, scaled fp8 file for fp8 products", AUTO, "fp8_scaled"),
+    Variant("FuseStream auto, scaled fp8 file for fp8 products", AS_STORED, "fp8_scaled"),
     *(Variant(f"FuseStream, {name} file", PRECISE, name.lower()) for name in ("Q8_0", "Q5_K", "Q4_K")),
     STOCK_INT8,
     Variant("FuseStream, int8_convrot file", PRECISE, "int8_convrot"),
@@ -96,6 +98,56 @@ VARIANTS = (
     Variant("FuseStream precise, EasyCache", PRECISE, easy_cache=True),
     Variant("FuseStream Draft, int8_convrot file", TURBO, "int8_convrot", is_draft=True),
 )
+# How a name tells a storage.
+STORED_AS = {
+    "fp16": "",
+    "fp8_e4m3fn": "fp8 file",
+    "fp8_scaled_blocks": "scaled fp8 file",
+    "fp8_scaled": "scaled fp8 file for fp8 products",
+    "int8_convrot": "int8_convrot file",
+    "convrot_w4a4": "W4A4 file",
+    "q8_0": "Q8_0 file",
+    "q5_k": "Q5_K file",
+    "q4_k": "Q4_K file",
+}
+QUALITIES: tuple[tuple[Quality, Computing], ...] = (
+    ("auto", Computing(kernels="on", precision="auto")),
+    ("precise", PRECISE),
+    ("fast", FAST),
+    ("turbo", TURBO),
+    ("Draft", TURBO),
+)
+
+
+def _of_quality(quality: Quality, computing: Computing, storage: str) -> Variant:
+    """A quality with a file, by the name that VARIANTS has for it: `precise` is not told of a file, nor FP16 of a quality."""
+    file = STORED_AS[storage]
+    told = "FuseStream" if quality == "precise" and file else f"FuseStream {quality}"
+    if storage == "fp8_scaled":  # multiplied by stock's product, which no kernel of ours can be forced to be
+        computing = replace(computing, kernels="auto")
+    return Variant(f"{told}, {file}" if file else told, computing, storage, is_draft=quality == "Draft")
+
+
+# Every quality with every way to store the file: what a loader offers.
+OFFERED: dict[tuple[Quality, str], Variant] = {
+    (quality, storage): _of_quality(quality, computing, storage)
+    for storage in STORED_AS
+    for quality, computing in QUALITIES
+}
+STOCKS: dict[str, Variant] = {
+    **{one.storage: one for one in VARIANTS if one.computing == FP16 and not one.easy_cache},
+    "convrot_w4a4": Variant("ComfyUI, W4A4 file", FP16, "convrot_w4a4"),
+}
+# What VARIANTS has not of it.
+MATRIX = tuple(
+    one for one in (*STOCKS.values(), *OFFERED.values()) if one.name not in {known.name for known in VARIANTS}
+)
+STOCK_INT8_ATTENTION, STOCK_W4A4_ATTENTION = (
+    Variant(f"ComfyUI, {STORED_AS[storage]}, comfy-kitchen's INT8 attention", FP16, storage, kitchen=True)
+    for storage in ("int8_convrot", "convrot_w4a4")
+)
+TURBO_W4A4 = OFFERED["turbo", "convrot_w4a4"]
+TURBO_HALF_OF_IT = replace(TURBO_INT8, name=f"{TURBO_INT8.name}, 50% of the blocks", sparse=Sparse())
 # On videos of thousands of tokens: below, `turbo` has `fast` attention, and sparse attention is dense.
 LONG = (
     STOCK_FP16,
@@ -107,6 +159,11 @@ LONG = (
     STOCK_INT8,
     TURBO_INT8,
     Variant("ComfyUI FP16, comfy-kitchen's INT8 attention", FP16, kitchen=True),
+    STOCK_INT8_ATTENTION,
+    STOCK_W4A4_ATTENTION,
+    OFFERED["auto", "int8_convrot"],
+    TURBO_W4A4,
+    TURBO_HALF_OF_IT,
     STOCK_CACHED,
     Variant("FuseStream precise, 50% of the blocks", PRECISE, sparse=Sparse()),
     Variant("FuseStream precise, 30% of the blocks", PRECISE, sparse=Sparse(share=0.3)),
@@ -121,9 +178,13 @@ LONG = (
     Variant("FuseStream Draft", TURBO, is_draft=True),
 )
 # What `dev.py quantise` makes of the file, and what such files are called.
-QUANTISED = {"q8_0": ".gguf", "q5_k": ".gguf", "q4_k": ".gguf", "int8_convrot": ".safetensors"}
+QUANTISED = {
+    **dict.fromkeys(("q8_0", "q5_k", "q4_k"), ".gguf"),
+    **dict.fromkeys(("int8_convrot", "convrot_w4a4"), ".safetensors"),
+}
 STORAGES, LONG_STORAGES = (
-    tuple(dict.fromkeys(one.storage for one in variants if one.storage != "fp16")) for variants in (VARIANTS, LONG)
+    tuple(dict.fromkeys(one.storage for one in variants if one.storage != "fp16"))
+    for variants in ((*VARIANTS, *MATRIX), LONG)
 )
 
 # What README shows.

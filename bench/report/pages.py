@@ -21,7 +21,7 @@ from ..fidelity import long, steps
 from ..fidelity import table as fidelity
 from ..lab import table as lab
 from ..predicted.shipped import shipped_text
-from . import by_default, claims, documents, figures, groups, tables
+from . import by_default, claims, documents, figures, groups, nearness, tables
 from .charts import CHARTS, Chart
 from .chosen import CHOSEN_MODELS
 from .frontier import NAME as FRONTIER
@@ -42,9 +42,16 @@ Parts = dict[str, list[str]]
 SECTION = {"matrix": "kernels", "tiers": "kernels"}  # of the results, where it has not the part's own name
 
 
+GRID = (
+    "Every quality with every way to store the file: the error of a model call / frames after all steps, dB / changes from frame "
+    "to frame, dB, each the median video:"
+)
+
+
 def fidelity_tables(results: Results) -> str:
-    """Every way to compute, and longer videos."""
-    return f"{fidelity.table(results)}\n{long.text(results)}".rstrip("\n")
+    """Every way to compute; every quality with every file; and longer videos."""
+    every = f"{GRID}\n\n{fidelity.grid(results)}"
+    return f"{fidelity.table(results)}\n\n{every}\n{long.text(results)}".rstrip("\n")
 
 
 TABLES: Mapping[str, Callable[[Results], str]] = {**tables.TABLES, fidelity.SECTION: fidelity_tables}
@@ -206,6 +213,13 @@ def shown(chart: Chart, card: str, results: Results, images: str) -> str:
     return f"![{chart.title}, {card}]({images}/{image_name(chart, card)})\n"
 
 
+def nearness_panels() -> list[nearness.Panel]:
+    """Of the card on which longer videos were measured; none where there is none."""
+    measured = ((card, nearness.rows_of(results)) for card, results in measured_cards())
+    card, rows = next(((card, rows) for card, rows in measured if rows), ("", []))
+    return nearness.panels(rows, card, prediction.all_predictions()) if rows else []
+
+
 def image_name(chart: Chart, card: str) -> str:
     return f"bench-{chart.name}-{card.replace(' ', '-')}.svg"
 
@@ -213,12 +227,17 @@ def image_name(chart: Chart, card: str) -> str:
 def images() -> dict[str, str]:
     """Every plot that can be drawn, by the name of its file."""
     left_out = {FRONTIER: frontier(steps.measured_before()["steps"])}
-    return left_out | {
-        image_name(chart, card): chart.draw(rows)
-        for card, results in measured_cards()
-        for chart in CHARTS
-        if not chart.missing(rows := groups.by_name(results))
-    }
+    near = {nearness.NAME: nearness.nearness(drawn)} if (drawn := nearness_panels()) else {}
+    return (
+        left_out
+        | near
+        | {
+            image_name(chart, card): chart.draw(rows)
+            for card, results in measured_cards()
+            for chart in CHARTS
+            if not chart.missing(rows := groups.by_name(results))
+        }
+    )
 
 
 # --------------------------------------------------------------------------------------------------------- the command

@@ -21,6 +21,8 @@ from fusestream.bench.fidelity import cli, errors, long, pipeline, table
 from fusestream.bench.fidelity.variants import (
     FP16,
     LONG,
+    MATRIX,
+    OFFERED,
     OURS_FAST,
     OURS_FP8,
     OURS_PRECISE,
@@ -242,7 +244,7 @@ def test_a_folder_without_a_training_is_refused(tmp_path: Path) -> None:
 def test_what_is_for_long_videos_stands_behind_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
     files = pipeline.files_in(trained.FOLDER)
     for variant in LONG:
-        if variant.sparse is None:
+        if variant.sparse is None or variant.storage != "fp16":
             continue
         model = pipeline.diffusion_model(files, replace(variant, computing=Computing(kernels="auto")))
         for early, how in ((0.25, {}), (0.0, {"dense_steps": 0.0})):
@@ -261,7 +263,7 @@ def test_the_other_librarys_attention_goes_through_stocks_hook(monkeypatch: pyte
         seen.append(q.shape)
         return torch.nn.functional.scaled_dot_product_attention(q, k, v)
 
-    (variant,) = (one for one in LONG if one.kitchen)
+    variant = next(one for one in LONG if one.kitchen)
     monkeypatch.setitem(sys.modules, "comfy_kitchen", None)
     assert "no comfy-kitchen with INT8 attention" in str(cli.lacking(variant))
     library = SimpleNamespace(int8_attention=int8, int8_attention_is_available=lambda: True)
@@ -284,6 +286,7 @@ def row(name: str, call: float, **others: Any) -> dict[str, Any]:
     off = {"median": call, "worst": 3 * call}
     same = {"median": None, "worst": None}
     told = {"text": off, "call": off, "frames alone dB": same, "latents": off, "latents dB": pair, "frames dB": pair}
+    told["flicker dB"] = {"median": 39.0, "worst": 21.0}
     return {"name": name, "ours": not name.startswith("ComfyUI"), "right": shares, "seconds": 1.0, **told, **others}
 
 
@@ -308,7 +311,8 @@ def test_the_tables_tell_medians_worst_videos_and_what_failed() -> None:
     found = results(row(STOCK_FP16.name, 5.24e-4), {"name": "BF16", "error": "KernelRefused: no"}, row("x", 0.0))
     whole = table.table(found)
     assert (
-        f"| {STOCK_FP16.name} | 0.052 % | 0.052 % | same / same | 0.052 % / 0.16 % | 40 / 20 | 40 / 20 | 95% |" in whole
+        f"| {STOCK_FP16.name} | 0.052 % | 0.052 % | same / same | 0.052 % / 0.16 % | 40 / 20 | 40 / 20 | 39 / 21 | 95% |"
+        in whole
     )
     assert "| BF16 | fails: KernelRefused: no |" in whole and "| x | 0 | 0 |" in whole
     assert f"| {REFERENCE.name}, the reference | - |" in whole
@@ -347,23 +351,73 @@ def test_variants_have_names_of_their_own_and_readme_has_the_tiers() -> None:
     names = [one.name for one in VARIANTS]
     assert set(SHORT) <= {REFERENCE.name, *names}
     assert {one.name for one in VARIANTS if one.promised} == table.PROMISED > {OURS_PRECISE.name}
-    cpu = for_cpu(VARIANTS)
+    cpu = for_cpu((*VARIANTS, *MATRIX))
     assert not any(one.computing.isa or one.computing.kernels == "on" for one in cpu if one.computing.stock is None)
     assert {one.storage for one in cpu} == {"fp16", *STORAGES}
 
 
-def test_rows_are_put_among_those_of_the_same_work(tmp_path: Path) -> None:
-    file, about = tmp_path / "card.json", {"weights": "a", "steps": 20}
+def test_every_quality_stands_beside_every_file() -> None:
+    names = [one.name for one in (*VARIANTS, *MATRIX)]
+    assert len(names) == len(set(names)) and {one.name for one in OFFERED.values()} <= set(names)
+    assert {storage for _, storage in OFFERED} == {"fp16", *STORAGES}
+    for (quality, storage), one in OFFERED.items():
+        precision = {"Draft": "turbo"}.get(quality, quality)
+        assert (one.storage, one.computing.precision, one.is_draft) == (storage, precision, quality == "Draft")
+    known = {one.name: one for one in VARIANTS}
+    assert all(
+        known.get(one.name, one) == replace(one, promised=known.get(one.name, one).promised) for one in OFFERED.values()
+    )
+    found = results(row(STOCK_FP16.name, 1e-3), row(OURS_TURBO.name, 5e-3), {"name": "FuseStream fast", "error": "no"})
+    grid = table.grid(found).splitlines()
+    assert grid[0] == "| File | ComfyUI | *auto* | *precise* | *fast* | *turbo* | *Draft* |"
+    of_halves = "| FP16 | 0.10 % / 40 / 39 | not measured | not measured | fails | 0.50 % / 40 / 39 | not measured |"
+    assert of_halves in grid and len(grid) == 2 + len(STORAGES) + 1
+    assert next(line for line in grid if line.startswith("| Q4_K file")).startswith("| Q4_K file | - |"), (
+        "stock reads none"
+    )
+
+
+def test_rows_are_put_among_those_of_the_same_work() -> None:
+    about = {"weights": "a", "steps": 20}
     before = [{"name": name, "old": True} for name in (REFERENCE.name, STOCK_FP16.name, OURS_FP8.name)]
-    file.write_text(json.dumps({"fidelity": {**about, "rows": before}}))
     new = [{"name": name} for name in (REFERENCE.name, OURS_FP8.name, OURS_PRECISE.name)]
-    found = cli.among(new, about, file)
+    section = {**about, "rows": before}
+    found = cli.among(new, cli.rows_before(about, section), VARIANTS)
     assert [row["name"] for row in found] == [REFERENCE.name, STOCK_FP16.name, OURS_PRECISE.name, OURS_FP8.name]
     assert [row["name"] for row in found if "old" in row] == [STOCK_FP16.name]
-    assert cli.among(new, {**about, "weights": "b"}, file)[1]["name"] == OURS_PRECISE.name
-    for wrong in (["--add"], ["--add", "--only", "x", "--model", "y"]):
+    assert cli.rows_before({**about, "weights": "b"}, section) == [] == cli.rows_before(about, {})
+
+
+def test_what_is_missing_is_what_the_file_has_not() -> None:
+    failed = [{"name": STOCK_FP16.name}, {"name": OURS_FAST.name, "error": "no"}]
+    for missing, wanted in ((True, [OURS_PRECISE.name, OURS_FAST.name]), (False, [STOCK_FP16.name, *TIERS[1:3]])):
+        options = SimpleNamespace(missing=missing, only=["FP16", "precise", "fast"])
+        found = [one.name for one in cli.wanted((STOCK_FP16, OURS_PRECISE, OURS_FAST), options, failed)]
+        assert found == wanted
+    for wrong in (["--quick", "--add"], ["--quick", "--missing"], ["--dry", "--missing"]):
         with pytest.raises(SystemExit):
-            cli.main(["--quick", *wrong])
+            cli.main(wrong)
+
+
+def test_nothing_is_begun_when_time_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Measured:
+        reference = row(REFERENCE.name, 0.0)
+
+        def __init__(self, *_: Any) -> None: ...
+
+        def row(self, variant: Variant) -> dict[str, Any]:
+            monkeypatch.setattr(cli.time, "perf_counter", lambda: 100.0)
+            return row(variant.name, 1e-3)
+
+    monkeypatch.setattr("fusestream.bench.fidelity.measure.Fidelity", Measured)
+    monkeypatch.setattr(cli.time, "perf_counter", lambda: 1.0)
+    until = cli.until(SimpleNamespace(within=1.0))
+    assert until == 61.0 and cli.until(SimpleNamespace(within=None)) == math.inf
+    found = cli.measured(None, None, [STOCK_FP16, OURS_PRECISE], lambda rows: None, until)  # type: ignore[arg-type]
+    assert [one["name"] for one in found] == [REFERENCE.name, STOCK_FP16.name]
+    assert f"{OURS_PRECISE.name} is left for another call" in capsys.readouterr().out
 
 
 # ------------------------------------------------------------------------------------------------------------- the pages
