@@ -25,7 +25,7 @@ PAGE = (ROOT / "docs" / "modules.md").read_text(encoding="utf-8")
 EXAMPLE, FUSING = re.findall(r"```python\n(.+?)```", PAGE, re.DOTALL)
 # A name that goes from here, or means another thing, takes a new version.
 NAMES = {
-    "0.1.0": {
+    "0.2.0": {
         "LEDGER",
         "FusedAttention",
         "FusedConvNormAct2d",
