@@ -225,7 +225,7 @@ class Op:
         mode = call.policy.mode(self.name)
         if mode == "off":
             return self._without_ours(call).prepare(call)
-        refusals = [(candidate, candidate.refuse(call)) for candidate in self.candidates]
+        refusals = self._refusals(call, until_ours=mode == "on")
         able = [candidate for candidate, reason in refusals if reason is None]
         reasons = {candidate.name: reason for candidate, reason in refusals if reason is not None}
         ours = [candidate for candidate in able if candidate.ours]
@@ -253,6 +253,16 @@ class Op:
         for refused, reason in reasons.items():
             LEDGER.refused(self.name, refused, reason, call.describe(), name)
         return plan
+
+    def _refusals(self, call: Call, *, until_ours: bool) -> list[tuple[Candidate, str | None]]:
+        """Each candidate and why it cannot serve, None if it can. until_ours: none behind the first of ours that can, because
+        nobody would hear what they say."""
+        found: list[tuple[Candidate, str | None]] = []
+        for candidate in self.candidates:
+            found.append((candidate, candidate.refuse(call)))
+            if until_ours and candidate.ours and found[-1][1] is None:
+                break
+        return found
 
     def bind(self, tensors: Tensors, options: Options, policy: KernelPolicy = STANDARD) -> Plan:
         """The plan for this signature, to call as plan(*tensors) without the lookup.

@@ -288,6 +288,20 @@ def test_a_full_block_list_is_exact(isa, precision):
     assert torch.equal(attention(q, k, v, no_limit, blocks=blocks, policy=on(isa, precision)), masked)
 
 
+def test_the_first_call_by_a_list_makes_no_mask(isa):
+    """A mask of every query and key would be 269 MB. Of a length that no other test has."""
+    q, k, v = inputs(1, 16400, 16400, 4, 4, 64)
+    rows = -(-16400 // 128)
+    blocks = BlockList(
+        torch.zeros(1, 1, rows, 1, dtype=torch.int32, device="cuda"),
+        torch.ones(1, 1, rows, dtype=torch.int32, device="cuda"), 128, 64,
+    )  # fmt: skip
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    attention(q, k, v, blocks=blocks, policy=on(isa))
+    assert torch.cuda.max_memory_allocated() - before < 4 * q.nbytes
+
+
 @pytest.mark.parametrize("d", HEADS)
 def test_bitwise_repeatable(isa, precision, d):
     q, k, v = inputs(2, 700, 900, 1, 1, d)

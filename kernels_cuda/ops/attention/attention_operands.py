@@ -166,9 +166,22 @@ class Operands:
             self.mask is None and self.distance_bias is None and self.left == NO_LIMIT and self.right_limit == NO_LIMIT
         )
 
+    @property
+    def hides(self) -> bool:
+        """Whether `seen` tells keys apart."""
+        masked = self.mask is not None and self.mask.dtype is torch.bool
+        limited = self.left != NO_LIMIT or self.right_limit != NO_LIMIT or self.key_lengths is not None
+        return masked or limited or self.blocks is not None
+
+    @property
+    def adds(self) -> bool:
+        """Whether `added` adds to the scores."""
+        masked = self.mask is not None and self.mask.dtype is not torch.bool
+        return masked or self.distance_bias is not None or self.tail is not None
+
     def seen(self, first: int, last: int) -> Tensor | None:
         """Which keys the queries [first, last) may see: bool, broadcasts to [batch, heads, rows, keys]. None: all."""
-        if self.plain and self.key_lengths is None:
+        if not self.hides:
             return None  # before anything is asked of the device: torch's candidates come by here at every call
         q_tokens, k_tokens, device = self.q.shape[1], self.k.shape[1], self.q.device
         rows = torch.arange(first, last, device=device)[:, None]

@@ -51,14 +51,14 @@ _ABLE = {
 }
 
 
-def sdpa_arguments(o: Operands) -> dict[str, Any]:
-    """q, k, v as [batch, heads, tokens, d] views, the dense mask if one is needed, and the flags."""
+def sdpa_arguments(o: Operands, mask: Callable[[Operands], Tensor | None]) -> dict[str, Any]:
+    """q, k, v as [batch, heads, tokens, d] views, the mask if one is needed, and the flags."""
     causal = only_causal(o)
     return {
         "query": o.q.transpose(1, 2),
         "key": o.keys.transpose(1, 2),
         "value": o.values.transpose(1, 2),
-        "attn_mask": None if causal else dense_mask(o),
+        "attn_mask": None if causal else mask(o),
         "is_causal": causal,
         "scale": o.scale,
         "enable_gqa": o.q.shape[2] != o.k.shape[2],
@@ -81,6 +81,17 @@ def dense_mask(o: Operands) -> Tensor | None:
     return torch.where(seen, added, lowest)
 
 
+def stand_in_mask(o: Operands) -> Tensor | None:
+    """A mask of the type and size of `dense_mask`, in the memory of a row of keys: for torch's checks, which read no mask. Of a
+    long video each mask would be gigabytes."""
+    if not (o.hides or o.adds):
+        return None
+    b, tokens, heads, _ = o.q.shape
+    keys = o.k.shape[1] + (0 if o.tail is None else o.tail.k.shape[1])
+    row = torch.empty(keys, dtype=o.q.dtype if o.adds else torch.bool, device=o.q.device)
+    return row.expand(b, heads, tokens, keys)
+
+
 def _is_nothing(o: Operands) -> bool:
     """Whether there is nothing to compute."""
     return o.q.numel() == 0 or o.k.shape[1] == 0
@@ -91,7 +102,7 @@ def run_sdpa(o: Operands, backends: Iterable[SDPBackend]) -> Tensor:
     if _is_nothing(o):
         return torch.zeros(o.q.shape, dtype=o.q.dtype, device=o.q.device)
     with sdpa_kernel(list(backends), **IN_ORDER):
-        out: Tensor = scaled_dot_product_attention(**sdpa_arguments(o))
+        out: Tensor = scaled_dot_product_attention(**sdpa_arguments(o, dense_mask))
     return out.transpose(1, 2).contiguous()
 
 
@@ -123,7 +134,7 @@ def _only_math(o: Operands) -> bool:
 
 def _asked(o: Operands) -> torch.backends.cuda.SDPAParams:
     """A call as torch's own checks want it."""
-    a = sdpa_arguments(o)
+    a = sdpa_arguments(o, stand_in_mask)
     return torch.backends.cuda.SDPAParams(
         a["query"], a["key"], a["value"], a["attn_mask"], 0.0, a["is_causal"], a["enable_gqa"]
     )

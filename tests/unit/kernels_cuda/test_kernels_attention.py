@@ -123,6 +123,34 @@ def test_one_backend_alone_and_all_as_before(backend: SDPBackend) -> None:
         _SWITCHES[backend][1](True)
 
 
+LISTS = BlockList(torch.zeros(1, 1, 2, 1, dtype=torch.int32), torch.ones(1, 1, 2, dtype=torch.int32), 4, 4)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"causal": True},
+        {"window": (2, -1)},
+        {"key_lengths": torch.tensor([3, 9], dtype=torch.int32)},
+        {"mask": torch.ones(1, 1, 7, 9, dtype=torch.bool)},
+        {"mask": torch.zeros(1, 1, 1, 9)},
+        {"distance_bias": torch.zeros(2, 15), "causal": True},
+        {"blocks": LISTS},
+        {"blocks": LISTS, "tail": Tail(*(torch.zeros(2, 3, 2, 8),) * 2, torch.zeros(1, 1, 2, 2, dtype=torch.int32))},
+    ],
+    ids=lambda asked: " ".join(asked) or "plain",
+)
+def test_torchs_checks_see_a_mask_of_the_same_type_and_size_that_takes_no_memory(asked):
+    tensors, options = arguments(*inputs(2, 7, 9, 2, 2, 8), **asked)
+    o = Operands.of(tensors, options)
+    real, seen = sdpa.dense_mask(o), sdpa.stand_in_mask(o)
+    assert (real is None) == (seen is None)
+    if real is not None:
+        assert (seen.dtype, seen.stride(-1)) == (real.dtype, 1) and seen.shape == (2, 2, 7, real.shape[-1])
+        assert seen.untyped_storage().nbytes() == real.shape[-1] * seen.element_size()
+
+
 # ------------------------------------------------------------------------------------------ where torch has no kernel for it
 
 

@@ -349,6 +349,18 @@ def test_on_takes_the_first_of_ours_that_can(make, tuner):
     assert (len(unable.prepared), len(best.prepared), len(second.prepared)) == (0, 1, 0)
 
 
+def test_on_asks_nobody_behind_the_one_that_serves(make, tuner):
+    """An answer may cost time and memory, and nobody would hear it."""
+
+    class Unasked(Fast):
+        def refuse(self, call):
+            raise torch.OutOfMemoryError("a mask of every query and key")
+
+    op = make(Fast("unable", reason="x is too long"), Fast("best"), Unasked("second"))
+    assert torch.equal(op((x, None), (1.0,), KernelPolicy.of("on")), x + 1)
+    assert [(r.candidate, r.served_by) for r in LEDGER.refusals] == [("unable", "best")]
+
+
 def test_on_refuses_with_every_reason(make, tuner):
     op = make(Fast("a", reason="x is too long"), Fast("b", reason="the moon is full"), STOCK)
     with pytest.raises(KernelRefused) as refused:
