@@ -99,6 +99,14 @@ def test_layouts(isa, d, layout, dtype):
     assert got.is_contiguous()
 
 
+@pytest.mark.sanitize
+def test_a_row_expanded_to_other_frames(isa):
+    x, scale, shift = inputs(2, 32, 256, "frame", frames=4)
+    scale = scale[:, :1].expand(2, 8, 256)
+    got = norm_modulate(x, scale, shift, eps=EPS, policy=on(isa))
+    assert_rounded_once(got, exact(x, scale, shift))
+
+
 def test_video_shapes(isa):
     """[batch, frames, height * width, d] with one modulation row per frame."""
     x = torch.randn(2, 5, 12, 256, device="cuda").half()

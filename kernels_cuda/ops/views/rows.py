@@ -124,7 +124,10 @@ def shared_row(t: Tensor | None, like: Rows, name: str) -> SharedRow | str | Non
     if view.shape[-1] > 1 and view.stride(-1) != 1:
         return f"{name}: elements of a row are {view.stride(-1)} apart, not adjacent"
     run = tokens_per_frame(like.tokens, view.shape[1], name)
-    return SharedRow(view.stride(0) if view.shape[0] > 1 else 0, view.stride(1) if view.shape[1] > 1 else 0, run)
+    frame_stride = view.stride(1) if view.shape[1] > 1 else 0
+    if not frame_stride:  # one row for all tokens, also where it was expanded to frames
+        run = max(like.tokens, 1)
+    return SharedRow(view.stride(0) if view.shape[0] > 1 else 0, frame_stride, run)
 
 
 def shared_view(t: Tensor | None, like: Rows, name: str) -> SharedRow:

@@ -20,12 +20,26 @@ from fusestream.kernels_cuda import (
     rms_rope_,
 )
 from fusestream.kernels_cuda.call import Call
-from fusestream.kernels_cuda.ops.norm import group_norm
+from fusestream.kernels_cuda.ops.norm import group_norm, norm_modulate
 from fusestream.kernels_cuda.ops.norm.group_norm_cut import ONCE_THREADS, column_shape, group_shape
 from fusestream.kernels_cuda.ops.views.planes import Planes
 
 EPS = 1e-5
 OFF = KernelPolicy.of("off")
+
+
+@pytest.mark.parametrize("spread", [1, 2, 6, 12])
+@pytest.mark.parametrize("frames", [1, 2, 3, 12])
+def test_modulation_is_read_where_it_lies(spread, frames):
+    """A row that was expanded to other frames than the other operand has, which then has as many as the kernel counts."""
+    x, own = torch.ones(2, 12, 8).half(), torch.ones(2, frames, 8).half()
+    for pair in ((torch.ones(1, 1, 8).half().expand(2, spread, 8), own), (own, own[:, :1].expand(2, spread, 8))):
+        o = norm_modulate.Operands(x, *pair, None, None)
+        assert next(norm_modulate.operand_obstacles(o), None) is None
+        fields = norm_modulate.fields_of(o, EPS, "layer", swap=False)
+        last = 11 // fields["tokens_per_frame"]
+        for name, t in (("scale", pair[0]), ("shift", pair[1])):
+            assert last * fields[f"{name}_frame"] + 8 <= 8 * frames, name
 
 
 def laid_out(x, last):
