@@ -19,7 +19,7 @@ from ...plans import plan_of
 from ...policy import STANDARD, KernelPolicy
 from ...registry import CudaCandidate, Op, StockCandidate
 from ..views.checks import check_into, not_contiguous, scattered, unseen, wrong_dtype
-from ..views.half_range import LARGEST, saturated
+from ..views.half_range import saturated
 from ..views.rows import row_class
 
 PACK = 8  # kPack
@@ -74,14 +74,17 @@ def stock(x: Tensor, scale: Tensor | None) -> Tensor:
     value = unsaturated(x, scale)
     if scale is None and x.dtype in EXACT:
         return value
-    finite = x.to(torch.float32).isfinite()
-    if scale is not None:
-        finite = finite & over_rows(scale, x).isfinite()
-    return torch.where(finite & value.isinf(), torch.copysign(torch.full_like(value, LARGEST), value), value)
+    wide = x.to(torch.float32, copy=True)
+    finite = wide.isfinite()
+    if scale is not None:  # a number or a scale beyond fp16 does not say that their product is
+        by = over_rows(scale, x)
+        finite &= by.isfinite()
+        wide *= by
+    return torch.where(finite & ~value.isfinite(), saturated(wide).half(), value)
 
 
 def beside(call: Call) -> int:
-    """Bytes that stock's way takes on the way: fp32 or fp16 numbers again, and what is finite of them."""
+    """Bytes that stock's way takes on the way: fp32 numbers again, and those limited."""
     x, scale, *_ = call.operands
     return 0 if scale is None and x.dtype in EXACT else 8 * x.numel()
 

@@ -23,7 +23,7 @@ from fusestream.kernels_cuda import (
     to_half,
 )
 from fusestream.kernels_cuda.ops.quant.packed_blocks import BLOCK_TYPES, unpacked
-from fusestream.kernels_cuda.ops.quant.to_half import LARGEST
+from fusestream.kernels_cuda.ops.views.half_range import LARGEST
 from fusestream.kernels_cuda.ops.views.parts import split
 
 EPS = 1e-6
@@ -89,6 +89,19 @@ def test_scaled_out_of_range(policy):
     infinite = to_half(x, torch.tensor(torch.inf), policy=policy)
     assert infinite[:3].tolist() == [torch.inf, -torch.inf, torch.inf]
     assert infinite[3].isnan()
+
+
+@EITHER
+def test_a_product_fits_though_its_factors_do_not(policy):
+    """Stock rounds number and scale to fp16 before it multiplies: zero times a scale of 70000 became NaN."""
+    assert to_half(torch.tensor([0.0, 0.5, -2.0]).to(E4M3), torch.tensor(7e4), policy=policy).tolist() == [
+        0,
+        35008,
+        -LARGEST,
+    ]
+    large = torch.tensor([2.0**17, -(2.0**18), torch.inf])
+    for dtype in (torch.bfloat16, torch.float32):
+        assert to_half(large.to(dtype), torch.tensor(2.0**-7), policy=policy).tolist() == [1024, -2048, torch.inf]
 
 
 @EITHER
