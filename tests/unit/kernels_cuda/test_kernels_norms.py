@@ -38,8 +38,7 @@ def test_modulation_is_read_where_it_lies(spread, frames):
         assert next(norm_modulate.operand_obstacles(o), None) is None
         fields = norm_modulate.fields_of(o, EPS, "layer", swap=False)
         last = 11 // fields["tokens_per_frame"]
-        for name, t in (("scale", pair[0]), ("shift", pair[1])):
-            assert last * fields[f"{name}_frame"] + 8 <= 8 * frames, name
+        assert last * max(fields["scale_frame"], fields["shift_frame"]) + 8 <= 8 * frames
 
 
 def laid_out(x, last):
@@ -218,6 +217,15 @@ def test_forms_that_broadcast(lead, heads):
         for table in ((zeros(*lead, 8, 2, 2), None), (zeros(*lead, 8), zeros(*lead, 8))):
             out = normed(q, k, *weights, *table, eps=EPS, norm=norm)
             assert [t.shape for t in out] == [q.shape, k.shape]
+
+
+@pytest.mark.parametrize("shape", [(1, 0, 2, 8), (0, 4, 2, 8)])
+def test_no_tokens_have_no_rotation_that_could_lie_badly(shape):
+    b, tokens, _, d = shape
+    call = Call(
+        "rms_rope_", (zeros(*shape), None, None, None, zeros(b, tokens, d // 2, 2, 2), None), (EPS, "none", True)
+    )
+    assert next(OPS["rms_rope_"].candidates[0].obstacles(call), None) is None
 
 
 def test_what_nothing_is_done_to_stays_whatever_its_strides() -> None:
