@@ -18,6 +18,8 @@ from torch.nn import functional
 from ...call import Call, Plan, place
 from ...policy import KernelPolicy
 from ...registry import OneWay
+from ..elementwise import activations
+from ..elementwise import gated_residual as residuals
 from ..elementwise.activations import gelu, silu, silu_mul, silu_mul_
 from ..elementwise.gated_residual import gated_residual, gated_residual_
 from ..views.checks import word
@@ -120,9 +122,11 @@ class CublasFused(Cublas):
             return "no fused pass multiplies by a gate alone"
         if o.out_dtype is not (torch.float16 if o.residual is None else o.residual.dtype):
             return "no fused pass changes the type"
-        if o.residual is None and o.activation in ("none", "relu"):
-            return "there is nothing to fuse"
-        return None
+        if o.residual is None:
+            return "there is nothing to fuse" if o.activation in ("none", "relu") else None
+        product = torch.empty(o.shape, dtype=torch.float16, device="meta")
+        added = Call(residuals.GATED.name, (o.residual, product, o.gate), (o.saturate,))
+        return next(residuals.obstacles(added), None)
 
     def prepare(self, call: Call) -> Plan:
         o = Operands.of_call(call)
@@ -234,7 +238,12 @@ class CublasPair(Cublas):
             return f"the output is {word(o.out_dtype)}, the fused pass writes float16 and float32"
         if o.activation != "silu":
             return f"no fused pass has activation {o.activation} and the product"
-        return None if math.frexp(o.scale)[0] == 0.5 else "the fused pass scales by powers of two"
+        if math.frexp(o.scale)[0] != 0.5:
+            return "the fused pass scales by powers of two"
+        if o.out is None:
+            return None
+        made = torch.empty((*o.shape[:-1], 2 * o.n), dtype=torch.float16, device="meta")
+        return next(activations.obstacles(Call("silu_mul_", (o.out, made, None), ("silu", "split", 1.0, False))), None)
 
     def prepare(self, call: Call) -> Plan:
         o = Operands.of_call(call)

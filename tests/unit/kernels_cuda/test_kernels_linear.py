@@ -12,7 +12,9 @@ from fusestream.kernels_cuda import KernelPolicy, linear, linear_, linear_pair, 
 from fusestream.kernels_cuda.call import Call
 from fusestream.kernels_cuda.ops.matmul import linear as op
 from fusestream.kernels_cuda.ops.matmul import mlp as mlp_file
+from fusestream.kernels_cuda.ops.matmul.linear_operands import Operands
 from fusestream.kernels_cuda.ops.matmul.linear_torch import (
+    CublasFused,
     CublasPair,
     CublasWide,
 )
@@ -116,6 +118,26 @@ def test_what_cublas_makes_of_a_pair(up_apart, written, monkeypatch):
     found = CublasPair().prepare(asked)(*given_)
     found = out[..., 8:] if written else found
     torch.testing.assert_close(found, linear_pair(x, weight, scale=0.5, saturate=True), rtol=4e-3, atol=4e-3)
+
+
+def test_cublas_refuses_what_the_pass_behind_it_would():
+    """A winner is known by sizes and types: with operands that lie elsewhere its pass would refuse in the middle of a call."""
+    x, stream = halves(2, 3, 4, 32), halves(2, 3, 4, 32)
+    apart = halves(4, 6, 8, 20)[::2, ::2, ::2, :16]  # rows in three axes with gaps
+    for residual, gate, reason in (
+        (halves(2, 3, 4, 16), None, None),
+        (halves(2, 3, 4, 16), halves(16), None),
+        (apart, None, "do not fold into three"),
+        (halves(2, 3, 16, 4).transpose(2, 3), halves(16), "elements of a row are 4 apart"),
+        (halves(2, 3, 4, 16), halves(16).bfloat16(), "gate is bfloat16"),
+    ):
+        asked = call(stream, residual=residual, gate=gate, options=("gelu", 1.0, False, None))
+        found = CublasFused().obstacle(Operands.of_call(asked))
+        assert found is None if reason is None else reason in (found or "")
+    for out, reason in ((halves(2, 3, 4, 16), None), (apart, "do not fold into three")):
+        asked = Call("linear_pair_", (out, x, halves(32, 32), None), ("silu", 1.0, False))
+        found = CublasPair().obstacle(Operands.of_call(asked))
+        assert found is None if reason is None else reason in (found or "")
 
 
 @given(
