@@ -81,6 +81,16 @@ def chosen_of(blocks, tail):
     return chosen
 
 
+@pytest.mark.sanitize
+def test_a_row_of_nan_has_room_for_all_that_it_visits(isa):
+    q, k, v = inputs(1, 2530, 2530, 2, 2, 64)
+    q[0, -30:] = torch.nan
+    blocks, tail = choose_blocks(q, k, v, most=10, sinks=3, policy=on(isa))
+    assert (chosen_of(blocks, tail)[:, :, -1].sum(-1) > 10).all()
+    out = attention(q, k, v, blocks=blocks, tail=tail, policy=on(isa))
+    assert out[0, -30:].isnan().all() and out[0, :2432].isfinite().all()
+
+
 @given(choices())
 @seed(int(os.environ.get("FUSESTREAM_SEED") or 0))
 @settings(**MORE)

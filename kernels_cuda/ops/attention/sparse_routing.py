@@ -86,7 +86,8 @@ class Sizes(NamedTuple):
         most, near, sinks, deviations, left, _ = options
         query_blocks, blocks = -(-q.shape[1] // QUERY_BLOCK), -(-k.shape[1] // KEY_BLOCK)
         beside = 0 if near is None else math.ceil(blocks / max(query_blocks, 1)) + 2 + 2 * near + sinks + 1
-        width = blocks if deviations is not None or left is not None else min(blocks, max(most, beside))
+        # NaN is among the best: where a row is of nothing else, what is visited in any case comes on top of `most`.
+        width = blocks if deviations is not None or left is not None else min(blocks, most + beside)
         words = -(-blocks // (2 * PER_WORD)) * 2
         return Sizes(q.shape[0], q.shape[2], k.shape[2], q.shape[3], query_blocks, blocks, width, words)
 

@@ -204,6 +204,19 @@ def test_equal_scores_go_to_the_earlier_block_and_nan_goes_first():
     assert blocks.keys[0, 0, 9, : int(blocks.counts[0, 0, 9])].tolist() == [7, 18, 19]
 
 
+@pytest.mark.parametrize("tokens", [2560, 2530])
+@pytest.mark.parametrize("sinks", [0, 3])
+def test_a_row_of_nan_has_room_for_all_that_it_visits(tokens, sinks):
+    """The best of it are the first, and those that are visited in any case lie elsewhere: the kernel writes both."""
+    q, k, v = inputs(1, tokens, tokens, 1, 1, 8)
+    q[0, -30:] = torch.nan
+    blocks, tail = choose_blocks(q, k, v, most=10, sinks=sinks)
+    count = int(blocks.counts[0, 0, -1])
+    assert 10 < count <= blocks.keys.shape[-1]
+    visited = (~tail.unvisited[0, 0, -1]).nonzero().flatten()
+    assert blocks.keys[0, 0, -1, :count].tolist() == visited.tolist()
+
+
 @pytest.mark.parametrize("tokens", [1280, 1217])
 def test_the_best_alone_are_visited_wherever_they_lie(tokens):
     """Neither neighbours nor the first block nor a last one, whole or short; by the product of the means."""
