@@ -352,8 +352,9 @@ def _launch(call: Call, o: Operands, card: Card, tactic: Tactic, all_heads: int)
         "q_length": s,
         "k_length": o.k.shape[1],
         "heads_per_key_head": h // o.k.shape[2],
-        "window_left": o.left,
-        "window_right": o.right_limit,
+        # Beyond all tokens nothing is hidden, and the kernels add the limits to places in 32 bits.
+        "window_left": min(o.left, s + o.k.shape[1]),
+        "window_right": min(o.right_limit, s + o.k.shape[1]),
         "relative_zero": s - 1,
         "scale_log2": o.scale * math.log2(math.e),
         "is_bf16": o.q.dtype is torch.bfloat16,

@@ -6,10 +6,12 @@ import contextlib
 
 import pytest
 import torch
+from contract.launches import Recorder
 from contract.op_samples.attention import by_hand
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fusestream.kernels_cuda import BlockList, KernelPolicy, Tail, attention, choose_blocks
+from fusestream.kernels_cuda.call import Call
 from fusestream.kernels_cuda.ops.attention import attention as op
 from fusestream.kernels_cuda.ops.attention import int8_heads, sdpa
 from fusestream.kernels_cuda.ops.attention.attention_operands import Operands, arguments, of_heads
@@ -97,6 +99,17 @@ def test_heads_that_belong_together_are_computed_alike(monkeypatch):
             torch.testing.assert_close(op.reference(*of_heads(tensors, *part), *options), whole[:, :, part[0]])
     monkeypatch.setattr(int8_heads, "MOST_BYTES", 10**9)
     assert list(int8_heads.pieces(q, k)) == [(slice(0, 6), slice(0, 3))]
+
+
+@pytest.mark.parametrize("limit", [2**31 - 1, 2**31, 2**40])
+def test_a_window_beyond_all_tokens_fits_32_bits(limit):
+    """And what the kernels add to it: places of queries, and how far keys reach beyond them."""
+    tensors, options = arguments(*inputs(1, 7, 300, 2, 2, 64, torch.float16), window=(limit, limit))
+    call = Call("attention", tensors, options)
+    params = op._launch(call, Operands.of(tensors, options), Recorder((8, 0)), op.PRECISE, 2).params
+    assert 300 <= params.window_left < 2**20 and 300 <= params.window_right < 2**20
+    free, settings = arguments(*tensors[:3])
+    assert torch.equal(op.reference(*tensors, *options), op.reference(*free, *settings))
 
 
 def test_cudnn_begins_for_tokens_that_fill_its_tiles_alike():
