@@ -95,14 +95,17 @@ def stock(*given: Any) -> Tensor:
 def _kept(o: Operands, norm: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     """The queries; keys and values are written. norm: of heads and weights of their type.
 
-    The host does not read where the tokens belong, because it would wait for the device.
+    The host does not read where the tokens belong, because it would wait for the device. What belongs behind the last place
+    leaves one of the first as it is.
     """
     places = o.at.long() + torch.arange(o.q.shape[2], device=o.at.device)
+    room = o.keys.shape[1]
+    exists, places = (places < room)[:, None, None], places % room
     table = [t.index_select(0, places)[:, None] for t in (o.cos, o.sin)]
     q, k, v = (_summed(x) for x in (o.q, o.k, o.v))
     made = turned(norm(k, o.k_weight.to(k.dtype)), *table)
     for kept, new in ((o.keys, made), (o.values, saturated(v).half())):
-        kept.index_copy_(1, places, new)
+        kept.index_copy_(1, places, torch.where(exists, new, kept.index_select(1, places)))
     return turned(norm(q, o.q_weight.to(q.dtype)), *table)
 
 

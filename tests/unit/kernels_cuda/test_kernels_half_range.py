@@ -230,3 +230,13 @@ def test_what_a_cache_keeps_saturates():
     at = torch.ones(1, dtype=torch.int32)
     got = rms_rope_keep(q, q, q, large, large, angle.cos(), angle.sin(), keys, values, at, eps=1e-6)
     assert {float(t.max()) for t in (got, keys, values)} == {65504.0} and not keys[:, 0].any()
+
+
+@EITHER
+def test_what_lies_behind_the_last_place_is_not_kept(policy):
+    q, table = torch.randn(1, 2, 3, 2, 8), torch.rand(5, 4)
+    weight, at = torch.ones(8), torch.tensor([4], dtype=torch.int32)
+    keys, values = (torch.full((2, 5, 2, 8), 7.0).half() for _ in range(2))
+    got = rms_rope_keep(q, q, q, weight, weight, table.cos(), table.sin(), keys, values, at, eps=EPS, policy=policy)
+    assert (keys[:, :4] == 7).all() and (values[:, :4] == 7).all()
+    assert torch.equal(values[:, 4], q[0, :, 0].half()) and torch.equal(keys[:, 4], got[:, 0])
