@@ -79,7 +79,7 @@ def as_stored(model: Any, policy: KernelPolicy) -> AsStored:
     storage, is_packed = most_of(stream)
     if is_packed:
         return AsStored.PACKED
-    if storage == "I8":
+    if storage == "I8" and _bits_of(stream, model.load_device):  # others have codes in bytes, which nobody multiplies
         return _of_integers(stream, policy, model.load_device)
     if any(multiplied_by_stock(paged.module) for block in stream.blocks for paged in block.paged):
         return AsStored.FP8 if storage in FLOAT8 else AsStored.STOCK
@@ -88,9 +88,14 @@ def as_stored(model: Any, policy: KernelPolicy) -> AsStored:
     return AsStored.FP16 if storage == "F16" else AsStored.MADE_FP16
 
 
-def _of_integers(stream: BlockStream, policy: KernelPolicy, device: Any, *, whatever_pays: bool = False) -> AsStored:
+def _bits_of(stream: BlockStream, device: Any) -> dict[Any, int]:
+    """The Linears whose products take integers on a device, and the bits of these."""
     modules: list[Any] = [paged.module for block in stream.blocks for paged in block.paged]
-    bits = {module: found for module in modules if (found := product_bits(module, device)) is not None}
+    return {module: found for module in modules if (found := product_bits(module, device)) is not None}
+
+
+def _of_integers(stream: BlockStream, policy: KernelPolicy, device: Any, *, whatever_pays: bool = False) -> AsStored:
+    bits = _bits_of(stream, device)
     counted = Counter(bits.values())
     most = counted.most_common(1)[0][0] if counted else 8
     as_stored, asks_fp16, as_fp16 = OF_INTEGERS[most]

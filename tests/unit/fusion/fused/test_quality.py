@@ -174,6 +174,17 @@ def test_a_file_whose_layers_all_ask_for_full_precision_is_told_so(studio: Studi
     assert quality.resolved(model) is AsStored.INT8_ASKS_FP16 and AsStored.INT8_ASKS_FP16.rates == "precise"
 
 
+@pytest.mark.parametrize(("full", "told"), [(True, AsStored.MADE_FP16), (False, AsStored.STOCK)])
+def test_codes_in_bytes_are_no_integers(studio: Studio, full: bool, told: AsStored) -> None:
+    """AWQ's 4-bit codes lie in a file as 8-bit numbers do."""
+    model = in_halves.load(file_of(studio, "int8"), AUTO)
+    for block in model.stream.blocks:
+        for paged in block.paged:
+            if getattr(paged.module, "layout_type", None) is not None:
+                paged.module.layout_type, paged.module._full_precision_mm = "TensorCoreAWQW4A16Layout", full
+    assert quality.resolved(model) is told
+
+
 @pytest.mark.parametrize(
     ("tier", "told"), [("precise", "'Balanced'"), ("stored", "'Fastest'"), ("fast", None), ("stock", None)]
 )
