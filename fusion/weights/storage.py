@@ -201,7 +201,7 @@ class ScaledFloat8(Quantised):
         scale = self.weight._params.scale
         if scale.numel() != 1:
             return super().matrix(policy)
-        return to_half(self.weight._qdata, scale.reshape(1), policy=policy)
+        return to_half(self.weight._qdata, scale.reshape(1).float(), policy=policy)
 
     def few_rows(self) -> StoredRows | None:
         data, scale = self.weight._qdata, self.weight._params.scale

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,9 @@ from torch import Tensor, nn
 from fusestream.fusion.weights import storage
 from fusestream.fusion.weights.ggml_tensor import held
 from fusestream.fusion.weights.storage import Storage, storage_of
-from fusestream.kernels_cuda import KernelPolicy, few_rows, int8_to_half
+from fusestream.kernels_cuda import OPS, KernelPolicy, few_rows, int8_to_half
+from fusestream.kernels_cuda.call import Call
+from fusestream.kernels_cuda.ops.quant import to_half
 from fusestream.kernels_cuda.ops.quant.rotation import turned
 from fusestream.memory import Extent
 
@@ -292,3 +295,20 @@ def test_where_a_lora_is_added_on_the_way(
     asked = [(False, False), (True, False), (False, True)]
     answers = [found.is_converted_for_products(by_us=ours, full_precision=full) for ours, full in asked]
     assert answers == [never, by_us, full_precision]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_scale_of_fp8_may_have_any_type(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ComfyUI takes it as the file has it; our kernels take fp32 alone."""
+    given = scaled_fp8("TensorCoreFP8E4M3Layout")
+    params = dataclasses.replace(given._params, scale=torch.tensor(0.25, dtype=dtype))
+    weight = QuantizedTensor(given._qdata, given._layout_cls, params)
+    seen: list[str | None] = []
+
+    def asked(x: Tensor, scale: Tensor, *, policy: KernelPolicy) -> Tensor:
+        seen.append(next(to_half.obstacles(Call("to_half", (x, scale), (), policy)), None))
+        return OPS["to_half"].reference(x, scale)
+
+    monkeypatch.setattr(storage, "to_half", asked)
+    assert torch.equal(storage_of(weight).matrix(POLICY), (given._qdata.float() * 0.25).half())
+    assert seen == [None]
