@@ -10,8 +10,10 @@ Nothing is loaded at import. `driver()` loads once, and raises NoDriver, saying 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import sys
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -115,6 +117,21 @@ class Driver:
             self.check(status, "cuDevicePrimaryCtxRetain", what)
             self._contexts[device] = context
         self.check(self.library.cuCtxSetCurrent(context), "cuCtxSetCurrent", f"device {device}")
+
+    @contextlib.contextmanager
+    def lent(self, device: int) -> Iterator[None]:
+        """For this time a thread without a context has the device's; any other keeps its own, for
+        calls that every context serves."""
+        current = ctypes.c_void_p()
+        self.check(self.library.cuCtxGetCurrent(ctypes.byref(current)), "cuCtxGetCurrent", f"device {device}")
+        if current.value:
+            yield
+            return
+        self.enter(device)
+        try:
+            yield
+        finally:
+            self.check(self.library.cuCtxSetCurrent(None), "cuCtxSetCurrent", f"device {device}")
 
     def free_memory(self) -> int:
         """Free bytes of the current device, by the driver's own count."""

@@ -103,7 +103,9 @@ class Device(Protocol):
     def register(self, address: int, nbytes: int) -> None:
         """Let the device read these whole pages of a mapped file. Raises the driver's objection."""
 
-    def unregister(self, address: int) -> None: ...
+    def unregister(self, address: int) -> None:
+        """Undo `register`, from any thread at all: whoever wants RAM makes others give theirs
+        back."""
 
 
 class CudaDevice:
@@ -190,4 +192,5 @@ class CudaDevice:
         self.calls.register(address, nbytes, read_only=self._registers)
 
     def unregister(self, address: int) -> None:
-        self.calls.unregister(address)
+        with self.driver.lent(self.index):
+            self.calls.unregister(address)

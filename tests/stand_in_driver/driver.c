@@ -119,6 +119,12 @@ EXPORT Status cuCtxSetCurrent(void* context) {
     DONE
 }
 
+EXPORT Status cuCtxGetCurrent(void** out) {
+    CALL("cuCtxGetCurrent");
+    *out = current;
+    DONE
+}
+
 EXPORT Status cuMemGetInfo_v2(size_t* free_now, size_t* total) {
     CALL("cuMemGetInfo_v2");
     NEEDS_CONTEXT();

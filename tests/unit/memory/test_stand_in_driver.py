@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from fusestream.memory import (
     Checkpoint,
     CudaError,
     DeviceBudget,
+    KeptPages,
     Layer,
     Ledger,
     Pager,
@@ -48,7 +50,7 @@ class Streamed:
     def count(self, what: str) -> int:
         return stand_in_driver.count(self.device.driver, what)
 
-    def open(self, backend: str = "slots", slots: int = 2) -> Pager:
+    def open(self, backend: str = "slots", slots: int = 2, kept: KeptPages | None = None) -> Pager:
         layers = [Layer(name, (Weight(name, extent),)) for name, extent in sorted(self.source.extents.items())]
         budget = slots * (ROOM if backend == "slots" else 2 * MIB)
         self.pager = open_pager(
@@ -60,6 +62,7 @@ class Streamed:
             backend=backend,
             ram=self.ram,
             ledger=self.ledger,
+            kept=kept,
         )
         return self.pager
 
@@ -185,6 +188,33 @@ def test_a_thread_without_a_context_is_refused(streamed: Any) -> None:
     thread.start()
     thread.join()
     assert said and "CUDA_ERROR_INVALID_CONTEXT (201)" in said[0]
+
+
+@pytest.mark.parametrize("is_loaded", [True, False], ids=["loaded", "kept"])
+def test_a_thread_without_a_context_gets_ram_back(streamed: Any, is_loaded: bool) -> None:
+    """As the server's do, when somebody lowers the RAM that may be pinned, or a collected model ends
+    in one of them."""
+    one, kept = streamed(), KeptPages()
+    one.ram.total *= 8
+    one.open(kept=kept)
+    one.passes(1)
+    if not is_loaded:
+        one.pager.close()
+    locked, contexts = one.count("locked"), list[bool]()
+
+    def beg() -> None:
+        one.ram.total = 0
+        one.ram.beg(0)
+        current = ctypes.c_void_p()
+        one.device.driver.library.cuCtxGetCurrent(ctypes.byref(current))
+        contexts.append(bool(current.value))
+
+    thread = threading.Thread(target=beg)
+    thread.start()
+    thread.join()
+    assert one.count("locked") < locked and kept.lendable() == 0
+    assert contexts == [False], "and the thread is as it was"
+    assert one.device.driver.library.cuCtxGetCurrent(ctypes.byref(ctypes.c_void_p())) == 0
 
 
 @pytest.mark.parametrize("older", [False, True], ids=["newer driver", "older driver"])
