@@ -52,10 +52,12 @@ class KeptPages:
 
     def leave(self, key: Hashable, entry: Any, nbytes: int, ram: RamBudget, give_back: Callable[[Any], None]) -> None:
         """Keep an entry under the pages that it has. If kept pages would exceed their share of the
-        budget, give the entry back at once."""
+        budget, or another layer on the same pages has left them, give the entry back at once."""
         if self._ram is not ram:
             self.give_back()
-        if not self._returns and ram.kept() + nbytes > SHARE * ram.total:
+        with self._lock:
+            is_double = key in self._kept
+        if is_double or (not self._returns and ram.kept() + nbytes > SHARE * ram.total):
             give_back(entry)
             return
         with self._lock:

@@ -912,6 +912,17 @@ def test_pages_are_kept_for_another_order_too(registering):
     turns.end()
 
 
+def test_layers_on_the_same_pages_leave_them_once(registering):
+    """As small ones do: the other's are registered at another address, and given back."""
+    turns, order = Turns(registering), [0, 0, 1]
+    turns.ram.total *= 4
+    registrar = turns.load(order)
+    turns.use(registrar, order)
+    registrar.close()
+    assert turns.registered == turns.ram.kept() == turns.some.sizes[0] + turns.some.sizes[1]
+    turns.end()
+
+
 def test_no_more_is_kept_than_a_share_of_the_budget(registering):
     turns = Turns(registering)
     registrar = turns.load()
