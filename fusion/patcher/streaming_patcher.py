@@ -15,7 +15,7 @@ import contextlib
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import comfy.model_management
@@ -157,7 +157,11 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
         """Hold `extra_memory` bytes more than now, or fewer, and take up this patcher's patches.
         Returns the bytes added."""
         with self.use_ejected(skip_and_inject_on_exit_only=True):
-            self.stream.residency.refresh()
+            try:
+                self.stream.residency.refresh()
+            except Exception:
+                self.detach()
+                raise
             before = self.loaded_size()
             is_stale = self._is_loaded() and (
                 self.model.current_weight_patches_uuid != self.patches_uuid or force_patch_weights
@@ -293,6 +297,12 @@ class StreamingModelPatcher(comfy.model_patcher.ModelPatcher):
             self.stream.residency.unload()
             self.loaded_size()
         return model
+
+    def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        """Like the base class, which detaches; not where the process ends, because ComfyUI's modules
+        are emptied by then. is_ending: held here, because this module is emptied, too."""
+        if not is_ending():
+            super().__del__()
 
     def cleanup(self) -> None:
         """Called after sampling, also after a failed one. Waits for another thread that still

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import copy
 import gc
+import shutil
+from pathlib import Path
 from typing import Any
 
 import comfy.cli_args
 import comfy.memory_management
 import comfy.model_management
+import comfy.model_patcher
 import comfy.patcher_extension
 import comfy.sd
 import pytest
@@ -29,6 +32,7 @@ from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
 from fusestream.fusion.patcher.streaming_patcher import StreamingModelPatcher
 from fusestream.fusion.report.gathering import gather
 from fusestream.kernels_cuda import LEDGER
+from fusestream.memory import FileChanged
 
 GIB = 2**30
 # Each kind, and each storage, with some of the others.
@@ -320,3 +324,28 @@ def test_a_whole_checkpoint_streams_too(
     weights = {f"model.diffusion_model.{name}": weight for name, weight in load_file(path).items()}
     save_file(weights, tmp_path / "whole.safetensors", dict(checkpoints.KINDS["wan_t2v"].metadata))
     assert torch.equal(sample(least(str(tmp_path / "whole.safetensors")), scenes["wan_t2v"]), expected)
+
+
+def test_what_lives_as_long_as_the_process_says_nothing_at_its_end(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ComfyUI's module is emptied by then, and Python prints what its patchers' ends raise."""
+    ours = least(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(comfy.model_patcher, "CallbacksMP", None)
+        ours.__del__(lambda: True)
+        with pytest.raises(AttributeError, match="ON_DETACH"):
+            ours.__del__()
+
+
+def test_a_loaded_model_whose_file_is_another_one_leaves_nothing_loaded(
+    path: str, scenes: dict[str, Scene], tmp_path: Path
+) -> None:
+    """ComfyUI has taken it from its list by then, and would not ask for the rest of its memory."""
+    file = Path(shutil.copy(path, tmp_path))
+    ours = load_streamed_diffusion_model(str(file))
+    sample(ours, scenes["wan_t2v"])
+    assert ours.loaded_size() > 0
+    tensors = load_file(file)
+    save_file({name: tensor + 1 for name, tensor in tensors.items()}, file)
+    with pytest.raises(FileChanged, match="holds another model"):
+        sample(ours, scenes["wan_t2v"])
+    assert ours.loaded_size() == 0
