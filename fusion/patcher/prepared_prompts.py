@@ -5,8 +5,8 @@ LTX-2.3 that calls blocks of 4 GB, which the steps do not need, so all of them c
 sampling: for another seed, and for the second pass of a workflow with an upscaler.
 
 What the network makes is kept in RAM, a few megabytes for a prompt. It is found again by what it was
-made of: a sum of all bits of the embeddings, all else that the network is given, and the patches of
-its weights. A network in which another node replaced a module prepares as ever.
+made of: a sum of all bits of the embeddings, all else that the network is given, and the weights' file
+and patches. A network in which another node replaced a module prepares as ever.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class PreparedPrompts:
         """What the network makes of these arguments, from before if it is kept."""
         if not self._is_asked or _modules(net) != self._modules:
             return prepare(*args, **kwargs)
-        key = self._stream.patches_uuid, *map(_key_of, tree_leaves((args, sorted(kwargs.items()))))
+        weights = self._stream.patches_uuid, self._stream.residency.reopened
+        key = *weights, *map(_key_of, tree_leaves((args, sorted(kwargs.items()))))
         if key in self._kept:
             self._kept.move_to_end(key)
             found = self._kept[key]

@@ -76,6 +76,7 @@ class Residency:
         self._kept = KeptPages()
         self._unloads_later = False
         self._was_refused = False  # the file changed while it was read, so what came of it must come anew
+        self.reopened = 0  # how often the file was opened anew: streamed weights may have other numbers since
         self._measure()
         if ceiling is not None and ceiling < self.narrow:
             gib = vram_pool.GIB
@@ -379,6 +380,7 @@ class Residency:
                 self.unload()
                 self._kept.give_back()
                 self.source.reopen()
+                self.reopened += 1
                 self._was_refused = False
 
     def check(self) -> None:

@@ -69,6 +69,24 @@ def test_patched_weights_prepare_anew(folder: Path) -> None:
     assert torch.equal(one.latents()[0], first)
 
 
+def test_other_numbers_in_the_file_prepare_anew(tmp_path: Path) -> None:
+    """A file in which only streamed weights changed is gone on with."""
+    one = Sampled("minimax_h3", tmp_path)
+    first, _ = one.latents()
+    source = one.model.stream.residency.source
+    of_prompts = next(
+        weight.extent
+        for layer in one.model.stream.residency.segmentation.layers
+        if KINDS["minimax_h3"] in layer.name
+        for weight in layer.weights
+    )
+    content = bytearray(source.files[0].path.read_bytes())
+    content[of_prompts.begin : of_prompts.end] = bytes(of_prompts.nbytes)
+    source.files[0].path.write_bytes(content)
+    changed, prepared = one.latents()
+    assert prepared == 2 and not torch.equal(changed, first)
+
+
 def test_another_nodes_module_prepares_each_time(folder: Path) -> None:
     one = Sampled("minimax_h3", folder)
     first, _ = one.latents()
