@@ -97,7 +97,10 @@ def _called() -> Iterator[str]:
 def _found(name: str) -> Any:
     """A function of stock's by its whole name; None: there is none."""
     module, *parts = name.removeprefix("comfy.").split(".")
-    found: Any = importlib.import_module(f"comfy.{module}")
+    try:
+        found: Any = importlib.import_module(f"comfy.{module}")
+    except ModuleNotFoundError:
+        return None
     for part in parts:
         found = getattr(found, part, None)
     return found

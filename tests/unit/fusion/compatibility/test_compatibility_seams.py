@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -60,6 +61,11 @@ def test_this_comfyui_is_as_known() -> None:
 def test_every_method_that_ours_stands_in_for_is_looked_at() -> None:
     ours = {name for name in vars(StreamingModelPatcher) if hasattr(Patcher, name) and not name.startswith("__")}
     assert ours == set(streaming.OVERRIDES)
+
+
+def test_a_module_that_is_gone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "comfy.sampler_helpers", None)
+    assert streaming.obstacle() == "there is no comfy.sampler_helpers.prepare_sampling"
 
 
 # Ours hand on whatever they are given.
