@@ -96,4 +96,5 @@ ATTRIBUTES = {
     "fusestream_extent": "where in the file that weight is: stream/embedding.py, file_linear.py",
     "fusestream_prepared": "PREPARED",
     "fusestream_patches": "patches of that weight's rows: set by stream/patched_weights.py",
+    "fusestream_bias_patches": "patches of the bias beside it: set by stream/patched_weights.py",
 }

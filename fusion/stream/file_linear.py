@@ -34,17 +34,26 @@ class FileLinear:
     fusestream_source: Checkpoint
     fusestream_extent: Extent
     fusestream_patches: tuple[Any, ...] = ()
+    fusestream_bias_patches: tuple[Any, ...] = ()
 
     def forward(self, input: Tensor) -> Tensor:
         """Stock's Linear: input [..., k] -> [..., n], in its type."""
-        module: Any = self
-        bias = None if module.bias is None else module.bias.to(input.device, input.dtype)
+        bias = self._bias(input)
         out = input.new_empty(*input.shape[:-1], self.fusestream_extent.shape[0])
         for first, last, stored in self._slices(pinned=input.is_cuda):
             comfy.model_management.throw_exception_if_processing_interrupted()
             weight = self._weight(stored, first, last, input)
             out[..., first:last] = nn.functional.linear(input, weight, None if bias is None else bias[first:last])
         return out
+
+    def _bias(self, like: Tensor) -> Tensor | None:
+        """The bias [n] as stock would cast it, with patches. It is in memory, but ComfyUI loads a module as a whole or not."""
+        module: Any = self
+        bias = module.bias
+        if bias is not None and self.fusestream_bias_patches:
+            path = self.fusestream_source.file_of(self.fusestream_extent).path
+            bias = patched_rows(bias.cpu(), self.fusestream_bias_patches, torch.arange(len(bias)), path)
+        return None if bias is None else bias.to(like.device, like.dtype)
 
     def _slices(self, *, pinned: bool) -> Iterator[tuple[int, int, Tensor]]:
         """The weight's rows from .. to .., and their bytes on the host: uint8."""

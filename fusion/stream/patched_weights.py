@@ -51,8 +51,8 @@ class PatchedWeights:
     """The patches of one segmentation's blocks."""
 
     def __init__(self, blocks: Sequence[Block], left: Sequence[Paged]) -> None:
-        """left: tables that stay in the file, whose rows are patched as they are read
-        (`embedding.py`)."""
+        """left: tables and products that stay in the file, whose rows are patched as they are read
+        (`embedding.py`, `file_linear.py`)."""
         self.factors = Factors(blocks)
         self.one_pass = False
         self._blocks = blocks
@@ -78,6 +78,7 @@ class PatchedWeights:
         for one in self._left:
             table: Any = one.module
             table.fusestream_patches = tuple(patches.get(one.key, ()))
+            table.fusestream_bias_patches = tuple(patches.get(f"{one.key.removesuffix('weight')}bias", ()))
         new = snapshot(patches, self._keys)
         of = {i: [one.key for one in block.paged] for i, block in enumerate(self._blocks)}
         patched_blocks = frozenset(i for i, keys in of.items() if any(key in new for key in keys))

@@ -115,6 +115,21 @@ def test_a_lora_and_a_saved_copy_see_it(families_folder: Path, tmp_path: Path, m
     assert torch.equal(saved[key].to(weight.dtype), weight)
 
 
+def test_a_difference_of_its_bias_counts(families_folder: Path) -> None:
+    key = f"{PROJECTIONS[0]}.bias"
+    bias = load_file(paths(families_folder)[1])[key]
+    patches = {key: ("diff", (torch.randn(bias.shape, generator=torch.Generator().manual_seed(3)),))}
+    encodings = []
+    for clip in (ours(families_folder), stocks(families_folder)):
+        patched = clip.clone()
+        assert patched.add_patches(patches, 0.7) == [key]
+        encodings.append((encode(patched), encode(clip)))
+    (found, plain), (wanted, wanted_plain) = encodings
+    assert (wanted - wanted_plain).norm() > 0.1 * wanted.norm()
+    near(found, wanted)
+    near(plain, wanted_plain)
+
+
 def test_an_interrupt_ends_it(families_folder: Path) -> None:
     clip = ours(families_folder)
     module = dict(clip.cond_stage_model.named_modules())[PROJECTIONS[0]]
