@@ -27,6 +27,7 @@ from .templates.inputs import CLIP, PICTURE
 pack.load()
 
 from fusestream import checkpoints  # noqa: E402 - the line above makes it importable
+from fusestream.checkpoints.quantise import quantise  # noqa: E402
 
 SIDE = 64
 FRAMES = 9  # of the clip that is changed live
@@ -38,12 +39,16 @@ LORA, CUT = "lora.safetensors", "cut.safetensors"
 PROVOKED = ("wrong file", "cut file", "too little")  # what has to fail
 TOO_LITTLE = 0.0001  # GiB
 BUDGETS = {WAN: outcome.BUDGET, KLEIN: 0.05, Z_IMAGE: 0.0}  # GiB: a part streams; stock's own memory
-# One round. (example, trouble): text encoders T5 and Qwen3, CLIP, networks of four families, video's and pictures' VAEs.
+INT8, W4A4, FP8, Q8_0, Q5_K, Q4_K_M = "int8_convrot", "convrot_w4a4", "fp8", "q8_0", "q5_k", "q4_k_m"
+# One round. (example, trouble, storage of the diffusion model where it is not as published): text encoders T5 and Qwen3, CLIP,
+# networks of four families, video's and pictures' VAEs.
 ROUND = (
-    (WAN, ""), (KLEIN, ""), (LIVE, ""), (WAN, "interrupt"), (Z_IMAGE, ""), (WAN, "lora"), (KLEIN, "wrong file"),
-    (WAN, "too little"), (EDIT, ""), (WAN, "budget"), (Z_IMAGE, "interrupt"), (LIVE, ""), (KLEIN, "budget"), (WAN, "cut file"),
-    (WAN, "lora"), (Z_IMAGE, "budget"), (KLEIN, "free"), (WAN, ""), (EDIT, ""), (LIVE, ""),
+    (WAN, "", ""), (KLEIN, "", INT8), (LIVE, "", ""), (WAN, "interrupt", Q4_K_M), (Z_IMAGE, "", Q8_0), (WAN, "lora", INT8),
+    (KLEIN, "wrong file", ""), (WAN, "too little", ""), (EDIT, "", FP8), (WAN, "budget", W4A4), (Z_IMAGE, "interrupt", INT8),
+    (LIVE, "", ""), (KLEIN, "budget", Q5_K), (WAN, "cut file", ""), (WAN, "lora", Q8_0), (Z_IMAGE, "budget", ""),
+    (KLEIN, "free", W4A4), (WAN, "", FP8), (EDIT, "", Q4_K_M), (LIVE, "", ""),
 )  # fmt: skip
+Turn = tuple[str, str, str]
 FEW = 8  # of them have every family and every kind of trouble but the memory's
 SETTLED = 1  # rounds, after which nothing may grow
 # MiB that the same work may hold more than it did when all had settled: an allocator's, of what the driver has for a thread.
@@ -88,7 +93,7 @@ def prepare(base: Path) -> None:
     """The base folder of a server that has not started: stand-ins under the examples' names, a LoRA, a file that is cut."""
     opened.install(base)
     (base / "custom_nodes" / "tells.py").write_text(TELLS.format(path=HELD), encoding="utf-8")
-    wanted = {name for name, _ in ROUND}
+    wanted = {name for name, _, _ in ROUND}
     graphs = [example.graph() for example in EXAMPLES if example.name in wanted]
     tiny.write_published(base / "models", {file.name for graph in graphs for file in graph.files()})
     (base / "input").mkdir(exist_ok=True)
@@ -98,6 +103,10 @@ def prepare(base: Path) -> None:
     checkpoints.write("lora_ab", loras).rename(loras / LORA)
     whole = (base / "models" / "diffusion_models" / loaded(example(WAN))["model_name"]).read_bytes()
     (base / "models" / "diffusion_models" / CUT).write_bytes(whole[: len(whole) // 2])
+    for name, storage in {(loaded(example(name))["model_name"], storage) for name, _, storage in ROUND if storage}:
+        folder = base / "models" / "diffusion_models"
+        if not (folder / stored(name, storage)).exists():
+            quantise(folder / name, folder / stored(name, storage), storage)
 
 
 def example(name: str) -> Workflow:
@@ -119,6 +128,12 @@ def loaded(workflow: Workflow) -> dict[str, Any]:
     return told
 
 
+def stored(name: str, storage: str) -> str:
+    """What the file of this name is called in another storage."""
+    suffix = ".gguf" if storage.startswith("q") else ".safetensors"
+    return f"{Path(name).stem}_{storage}{suffix}" if storage else name
+
+
 def with_lora(workflow: Workflow, strength: float) -> Workflow:
     workflow = copy.deepcopy(workflow)
     model = [outcome.name_of(workflow, outcome.LOADER), 0]
@@ -129,9 +144,12 @@ def with_lora(workflow: Workflow, strength: float) -> Workflow:
     return workflow
 
 
-def turned(name: str, trouble: str, number: int) -> Workflow:
+def turned(turn: Turn, number: int) -> Workflow:
     """The number-th prompt: with a seed of its own, or the server would hand out what it has."""
+    name, trouble, storage = turn
     workflow = example(name)
+    if storage:
+        loaded(workflow)["model_name"] = stored(loaded(workflow)["model_name"], storage)
     for node in workflow.values():
         for seed in ("seed", "noise_seed"):
             if seed in node["inputs"]:
@@ -216,21 +234,21 @@ def table(figures: Mapping[str, Mapping[str, float]]) -> str:
     return "\n".join(lines)
 
 
-def soak(server: Server, turns: Sequence[tuple[str, str]], rounds: int) -> Iterator[Story]:
+def soak(server: Server, turns: Sequence[Turn], rounds: int) -> Iterator[Story]:
     """So many rounds of these turns; the story so far after each prompt."""
     client, story = Client(server.url), Story(len(turns))
     numbers = count()
     for _ in range(rounds):
-        for name, trouble in turns:
-            number = next(numbers)
-            _prompt(server, client, story, name, trouble, number)
+        for turn in turns:
+            _prompt(server, client, story, turn, next(numbers))
             held: Any = server.get(HELD)
             story.held.append(held)
             yield story
 
 
-def _prompt(server: Server, client: Client, story: Story, name: str, trouble: str, number: int) -> None:
-    workflow, what = turned(name, trouble, number), f"prompt {number}, {name}{f', {trouble}' if trouble else ''}"
+def _prompt(server: Server, client: Client, story: Story, turn: Turn, number: int) -> None:
+    _, trouble, _ = turn
+    workflow, what = turned(turn, number), f"prompt {number}, {', '.join(part for part in turn if part)}"
     listener = once_it_samples(client, workflow) if trouble == "interrupt" else None
     if trouble == "free":
         client.post("/free", FREE)
