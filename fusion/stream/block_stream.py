@@ -415,9 +415,11 @@ class BlockStream:
         residency.pager.release(layer)
         if spoilt:
             residency.pager.renew((layer,))
-        if self.watcher is not None:
-            self.watcher(layer)
-        residency.unload_if_due()
+        try:
+            if self.watcher is not None:
+                self.watcher(layer)  # where ComfyUI interrupts
+        finally:
+            residency.unload_if_due()
 
     def _lend(self, i: int, before: Parameters) -> None:
         """Read the weights of a block that is not paged, for this one use. before: what its modules

@@ -67,6 +67,27 @@ def test_what_has_no_room_at_all_says_what_helps(clip: Any) -> None:
     assert not clip.patcher.stream.residency.in_use
 
 
+def test_unloaded_and_interrupted_within_a_block(clip: Any) -> None:
+    """No block ends any more for which the unload could wait."""
+    wanted, stream = encode(clip), clip.patcher.stream
+
+    def end(_layer: int) -> None:
+        stream.watcher = None
+        raise comfy.model_management.InterruptProcessingException
+
+    def unload(*_: Any) -> None:
+        hook.remove()
+        assert stream.residency.in_use
+        comfy.model_management.unload_all_models()
+        stream.watcher = end
+
+    hook = stream.blocks[1].module.mlp.register_forward_pre_hook(unload)
+    with pytest.raises(comfy.model_management.InterruptProcessingException):
+        encode(clip)
+    assert stream.residency.held == 0 and not stream.residency.in_use
+    assert torch.equal(encode(clip), wanted)
+
+
 def test_a_lack_of_room_for_weights_keeps_its_words(clip: Any) -> None:
     clip.patcher.stream.blocks[0].module.register_forward_pre_hook(
         lambda *_: (_ for _ in ()).throw(vram_pool.OutOfVram("Raise vram_budget"))
