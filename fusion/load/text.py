@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import comfy.hooks
@@ -123,8 +122,7 @@ def stocks(request: LoadRequest) -> Any:
         prepare(request)
         read = [_Read.of(path, info, request) for path, info in zip(request.paths, looked, strict=True)]
         if told is None:  # only stock reads some of the files (.pth), so they are checked in memory
-            is_one = request.kind == clip_types.AUTO and len(read) == 1
-            told = _told([one.info for one in read], replace(request, kind="wan") if is_one else request)
+            told = _told([one.info for one in read], request)
     given = {one.info.path: one for one in read}
     with naming_each([info.header for info in told.infos]):
         clip: Any = comfy.sd.load_text_encoder_state_dicts(

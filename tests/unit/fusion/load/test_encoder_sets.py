@@ -188,6 +188,18 @@ def test_t5_in_a_graph_of_wan_is_named(folder: Path, kind: str, told: str, budge
 # ------------------------------------------------------------------------------------------------------- other formats
 
 
+@pytest.mark.parametrize("kind", ["t5xxl", "clip_g", "qwen25_vl"])
+def test_a_file_that_only_stock_reads_is_asked_for_its_type_as_any_other(
+    folder: Path, tmp_path: Path, kind: str
+) -> None:
+    """It has no header, so its tensors are looked at when they are in memory. Nothing says that it is for Wan."""
+    (path,) = written(folder, kind)
+    old = tmp_path / "model.bin"
+    torch.save(load_file(path), old)
+    with pytest.raises(WrongFile, match=r"model\.bin serves several models, .* choose a type"):
+        fusion.load_text_encoder(str(old), [], OFF)
+
+
 def test_a_file_that_only_stock_reads_is_loaded_with_the_others(folder: Path, tmp_path: Path) -> None:
     clip, t5 = written(folder, "clip_l", "t5xxl")
     old = tmp_path / "clip_l.pt"
