@@ -12,14 +12,12 @@ if TYPE_CHECKING:
 TABLES = "text_model.embeddings.token_embedding.weight", "text_model.embeddings.position_embedding.weight"
 LAYER = ".self_attn.q_proj.weight"
 LAYERS = "text_model.encoder.layers."
-VISION = "vision_model."  # of whole CLIPs, which are chosen for their other half
 
 
 def _is_clip(header: WeightFile) -> bool:
+    """Also a whole CLIP with its vision tower, of which ComfyUI's text encoder takes its half."""
     names = header.extents.keys()
-    if not names >= set(TABLES) or any(name.startswith(VISION) for name in names):
-        return False
-    return any(name.startswith(LAYERS) and name.endswith(LAYER) for name in names)
+    return names >= set(TABLES) and any(name.startswith(LAYERS) and name.endswith(LAYER) for name in names)
 
 
 CLIP = Family(

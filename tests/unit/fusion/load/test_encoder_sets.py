@@ -23,6 +23,7 @@ import nodes
 from fusestream import checkpoints, fusion
 from fusestream.checkpoints import narrow
 from fusestream.fusion.base.errors import WrongFile
+from fusestream.fusion.base.family import Role
 from fusestream.fusion.base.hooks import HEAD
 from fusestream.fusion.families.clip import encoder as clip_encoder
 from fusestream.fusion.identify import encoder_sets
@@ -210,6 +211,22 @@ def test_a_file_that_only_stock_reads_is_loaded_with_the_others(folder: Path, tm
         assert same(encode(found), encode(loaded([clip, t5])))
     with pytest.raises(WrongFile, match=r"only \.safetensors and \.gguf files can be streamed"):
         loaded([old, t5], budget=1.0, sizes=[clip, t5])
+
+
+@BUDGETS
+def test_a_whole_clip_is_taken_for_its_text_encoder(
+    folder: Path, tmp_path: Path, budget: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As CLIP's authors publish it, with the vision tower: stock's loaders take it for its half of Flux.1 or SDXL."""
+    clip, seen = written(folder, "clip_l", "clip_vision")
+    whole = tmp_path / "clip-vit-large-patch14.safetensors"
+    save_file({**load_file(seen), **load_file(clip), "logit_scale": torch.ones(())}, whole)
+    found = loaded([whole], "stable_diffusion", budget, sizes=[clip])
+    assert not caplog.records
+    assert same(encode(found), encode(loaded([clip], "stable_diffusion", budget)))
+    fusion.inspect_file(str(whole), Role.TEXT)
+    with pytest.raises(WrongFile, match="Load CLIP Vision"):
+        fusion.inspect_file(str(seen), Role.TEXT)
 
 
 def test_a_gguf_file_streams_beside_another(tmp_path: Path) -> None:
