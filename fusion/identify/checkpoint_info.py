@@ -21,6 +21,7 @@ from typing import Any
 
 import comfy.model_detection
 import comfy.sd
+import comfy.utils
 import torch
 
 from ...memory import Checkpoint, Extent, WeightFile
@@ -45,6 +46,8 @@ VAE_PARTS = (
     "first_stage_model.decoder.conv_in.weight", "decoder.layers.0.weight", "taesd_decoder.1.weight",
     "decoder.transformer_blocks.0.scale1", "pre_block.attn.zero_k_bias",
 )  # fmt: skip
+# A text encoder in OpenCLIP's spelling: by the first tensor stock knows it, which Hunyuan3D's VAE has, too.
+OPEN_CLIP = {"transformer.resblocks.0.ln_1.weight", "token_embedding.weight"}
 # What LTX-2 makes of Gemma 3's layers, in a file of its own.
 TEXT_PROJECTION = "text_embedding_projection."
 # The folders in models/ of the loaders' files, also under stock's older names.
@@ -111,11 +114,20 @@ class CheckpointInfo:
         return None
 
     @cached_property
+    def stocks_encoder(self) -> Any:
+        """The TEModel that stock's detection finds, behind its conversion of OpenCLIP's spelling; None: it
+        finds none. Raises whatever stock does for a file that is not sound."""
+        tensors = self.tensors
+        if tensors.keys() >= OPEN_CLIP:
+            tensors = comfy.utils.clip_text_transformers_convert(dict(tensors), "", "")
+        return comfy.sd.detect_te_model(tensors)
+
+    @cached_property
     def stocks_role(self) -> Role | None:
         """The role that stock's detection finds, for a file that no family knows. A whole
         checkpoint counts as a diffusion model."""
         with contextlib.suppress(Exception):  # as above
-            if comfy.sd.detect_te_model(self.tensors) is not None:
+            if self.stocks_encoder is not None:
                 return Role.TEXT
         if self.tensors and all(name.startswith(TEXT_PROJECTION) for name in self.tensors):
             return Role.TEXT
@@ -240,7 +252,7 @@ def elsewhere(names: Iterable[str]) -> tuple[str, str, str] | None:
     names = set(names)
     if any(LORA_PART.search(name) for name in names):
         return "a LoRA", "loras", "choose it in a stock Load LoRA node, after the loader"
-    if any(
+    if not names >= OPEN_CLIP and any(
         name.endswith("vision_model.embeddings.class_embedding") or name == "visual.class_embedding" for name in names
     ):
         return "a CLIP vision model", "clip_vision", "choose it in the stock Load CLIP Vision node"

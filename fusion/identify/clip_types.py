@@ -75,7 +75,7 @@ def kind_of(info: CheckpointInfo, wanted: str) -> Any:
 def encoder_of(info: CheckpointInfo) -> Any:
     """Stock's TEModel of a file. Raises `WrongFile` if it is no text encoder."""
     with naming(info.path):
-        model = comfy.sd.detect_te_model(info.tensors)
+        model = info.stocks_encoder
     if model is None:
         raise WrongFile(f"{info.path} is no text encoder that ComfyUI knows: it lacks the names of all of them.")
     return model

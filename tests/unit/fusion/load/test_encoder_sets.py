@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import comfy.ldm.hunyuan3d.vae
 import comfy.sd
 import comfy.utils
 import pytest
@@ -21,12 +22,13 @@ from safetensors.torch import load_file, save, save_file
 
 import nodes
 from fusestream import checkpoints, fusion
-from fusestream.checkpoints import narrow
+from fusestream.checkpoints import narrow, spellings
 from fusestream.fusion.base.errors import WrongFile
 from fusestream.fusion.base.family import Role
 from fusestream.fusion.base.hooks import HEAD
 from fusestream.fusion.families.clip import encoder as clip_encoder
 from fusestream.fusion.identify import encoder_sets
+from fusestream.fusion.identify.checkpoint_info import CheckpointInfo
 from fusestream.fusion.load.text import load_streamed_text_encoder
 from fusestream.fusion.text import stack
 from fusestream.memory import BadFile, FileChanged, read_header
@@ -227,6 +229,29 @@ def test_a_whole_clip_is_taken_for_its_text_encoder(
     fusion.inspect_file(str(whole), Role.TEXT)
     with pytest.raises(WrongFile, match="Load CLIP Vision"):
         fusion.inspect_file(str(seen), Role.TEXT)
+
+
+@BUDGETS
+@pytest.mark.parametrize("sees", [False, True])
+def test_an_encoder_in_openclips_spelling_is_known_as_stock_knows_it(
+    folder: Path, tmp_path: Path, budget: float, sees: bool
+) -> None:
+    """OpenCLIP's own file has the vision tower, too."""
+    (clip,) = written(folder, "clip_g")
+    path = tmp_path / "open_clip.safetensors"
+    tower = {"visual.class_embedding": torch.ones(8)} if sees else {}
+    save_file({**spellings.open_clip(load_file(clip)), **tower}, path)
+    with pytest.raises(WrongFile, match="serves several models"):
+        loaded([path], "auto", budget, sizes=[clip])
+    found = loaded([path], "stable_diffusion", budget, sizes=[clip])
+    assert same(encode(found), encode(loaded([clip], "stable_diffusion", budget)))
+
+
+def test_hunyuan3ds_vae_whose_blocks_have_openclips_names_is_no_text_encoder() -> None:
+    with torch.device("meta"):
+        net = comfy.ldm.hunyuan3d.vae.ShapeVAE()
+    assert "transformer.resblocks.0.ln_1.weight" in net.state_dict()
+    CheckpointInfo.of_tensors(net.state_dict()).require_role(Role.VAE)
 
 
 def test_a_gguf_file_streams_beside_another(tmp_path: Path) -> None:
