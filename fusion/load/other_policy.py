@@ -26,6 +26,7 @@ from ..compatibility import families as compatibility
 from ..families import FAMILIES
 from ..fused import attention
 from ..sparse.model import reinstalled
+from ..vae import pixel_range
 from ..weights.fp32_residual import TORCHS
 
 
@@ -82,6 +83,7 @@ def vae_under(vae: Any, policy: KernelPolicy) -> Any:
             )
     clone = copy.copy(vae)
     clone.patcher = vae.patcher.clone()
+    pixel_range.copied(clone)
     return _switched_to(policy, clone, model)
 
 

@@ -101,11 +101,12 @@ class Finishing:
     way.
 
     A network that decodes into a buffer asks whether it is still installed. If another node has
-    replaced it, that node's function gets unconverted pixels.
+    replaced it, that node's function gets unconverted pixels. Copies of the VAE object over the same
+    network have it, too.
     """
 
     def __init__(self, vae: Any) -> None:
-        self._vae = weakref.ref(vae)
+        self._vaes = weakref.WeakSet([vae])
         self._stocks: Callable[[Tensor], Tensor] = vae.process_output
         self._finished: tuple[int, torch.Size] | None = None
 
@@ -114,10 +115,13 @@ class Finishing:
         self._finished = None
         return pixels if is_finished else self._stocks(pixels)
 
+    def serves(self, copied: Any) -> None:
+        """Note a copy of the VAE object, whose decodings cannot be told from the others'."""
+        self._vaes.add(copied)
+
     def stands(self) -> bool:
-        """Whether the network's output comes here next."""
-        vae = self._vae()
-        return vae is not None and vae.process_output is self
+        """Whether the network's output comes here next, whichever of its VAE objects decodes."""
+        return len(self._vaes) > 0 and all(vae.process_output is self for vae in self._vaes)
 
     def begun(self) -> None:
         """Start a decoding, and forget finished pixels that were not collected."""
@@ -137,6 +141,13 @@ def install(vae: Any) -> None:
         vae.first_stage_model.__dict__[FINISHING] = vae.process_output
     if torch.equal(vae.process_input(probe.clone()), probe * 2.0 - 1.0):
         vae.process_input = Beginning(vae)
+
+
+def copied(vae: Any) -> None:
+    """Tell the network of a new copy of its stock VAE object."""
+    finishing: Finishing | None = vae.first_stage_model.__dict__.get(FINISHING)
+    if finishing is not None:
+        finishing.serves(vae)
 
 
 def finishing_of(net: Any, out: Tensor | None) -> Finishing | None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fusestream import checkpoints, fusion
 from fusestream.checkpoints import narrow
+from fusestream.fusion.load.other_policy import vae_under
 from fusestream.fusion.vae import pixel_range
 from fusestream.fusion.vae.transfer import Outbox
 from fusestream.kernels_cuda import KernelPolicy
@@ -130,3 +131,21 @@ def test_what_another_node_does_with_pixels_is_done_to_those_of_the_network(load
         mine.process_output, stock.process_output = standing, theirs
     assert float(want.min()) < 0 and not torch.equal(want, usual)
     torch.testing.assert_close(got, want, atol=2e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("replaced", ["the copy's", "the original's"])
+def test_what_another_node_does_with_the_pixels_of_a_copy_is_done_to_them(loaded, replaced):
+    """As of the copy under another policy: both decode by the same network."""
+    mine, stock = loaded
+    copied = vae_under(mine, KernelPolicy.of("off"))
+    changed, other = (copied, mine) if replaced == "the copy's" else (mine, copied)
+    z = torch.randn(1, 16, 4, 6)
+    usual, standing = stock.decode(z), changed.process_output
+    changed.process_output = lambda image: image.mul_(0.25)
+    try:
+        got = changed.decode(z)
+        torch.testing.assert_close(other.decode(z), usual, atol=2e-4, rtol=1e-3)
+    finally:
+        changed.process_output = standing
+    assert float(got.min()) < 0
+    torch.testing.assert_close(stocks_output(4 * got.movedim(-1, 1)).movedim(1, -1), usual, atol=8e-4, rtol=1e-3)
