@@ -133,6 +133,12 @@ def hold_alone(model: nn.Module, device: torch.device, parts: tuple[str, ...], o
         hold(model, device, parts)
 
 
+def hold_too(model: nn.Module, device: torch.device, parts: tuple[str, ...]) -> None:
+    """Bring these parts of a held model back to the device, and leave the others where they are."""
+    if model.__dict__.get(HELD):
+        hold(model, device, parts)
+
+
 def let_go(model: nn.Module, parts: tuple[str, ...]) -> None:
     """Return these parts of a held model to the file's tensors. parts: prefixes of the names."""
     held: dict[str, Held] = model.__dict__.get(HELD, {})

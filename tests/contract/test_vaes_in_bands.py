@@ -354,6 +354,27 @@ def test_the_nodes_get_what_stock_gives(path: str, monkeypatch: pytest.MonkeyPat
         assert isinstance(plan, Plan) and ours.memory_used_decode(z.shape, torch.float16) >= plan.peak
 
 
+@WAYS
+def test_a_tile_has_its_weights_behind_a_call_of_the_other_half(path: str, way: str) -> None:
+    """VAE Encode lets the decoder's weights go, and VAE Decode (Tiled) calls the network without asking for a plan.
+    What the card is to the file's tensors, fp32 is here to fp64."""
+    ours = fusion.load_vae(path, KernelPolicy())
+    net, z, pixels = ours.first_stage_model, LOCAL["LTX-2"].given("decode", 2, 8, 2), torch.rand(9, 64, 96, 3)
+    tiles = {"tile_x": 4, "tile_y": 4, "overlap": 1}
+    calls = [partial(ours.encode, pixels), partial(ours.decode_tiled, z, **tiles)]
+    if way == "encode":
+        tiles = {name: 32 * size for name, size in tiles.items()}
+        calls = [partial(ours.decode, z), partial(ours.encode_tiled, pixels, **tiles)]
+    before, tiled = calls
+    want = tiled()
+    net.double()
+    comfy.model_management.unload_all_models()
+    before()
+    assert torch.float64 in {each.dtype for each in net.parameters()}, "of the half that has nothing to do"
+    close(tiled(), want)
+    comfy.model_management.unload_all_models()
+
+
 def test_off_is_stocks(path: str) -> None:
     ours = fusion.load_vae(path, KernelPolicy.of("off"))
     assert type(ours.first_stage_model) is ltx.VideoVAE

@@ -23,7 +23,7 @@ from ....kernels_cuda import LEDGER, STANDARD
 from ...base.subclassing import mix
 from ..memory_limits import HELD, LIMIT, OTHERS, SMALL_CARD, Progress, on_card, told_of_card
 from ..request import Request, with_workspaces
-from ..resident_patcher import bytes_beside, hold_alone
+from ..resident_patcher import bytes_beside, hold_alone, hold_too
 from .meter import TURNED
 from .passage import Passage
 from .plan import Plan, at_once, in_bands
@@ -115,6 +115,7 @@ class InBands:
         call = self._call(True)
         made: Tensor
         if output_buffer is None and room is None:
+            hold_too(call.net, z.device, self._own(True))
             made = call.stocks(z, **options)
             return made
         found = self._plan(call, z, z.device, room)
@@ -145,6 +146,7 @@ class InBands:
         """
         call = self._call(False)
         if (device is None and room is None) or options:
+            hold_too(call.net, x.device, self._own(False))
             made: Any = call.stocks(x, **options)
             return made
         device = device or x.device
@@ -182,11 +184,15 @@ class InBands:
             return f"even in bands it takes {found.peak / 2**30:.1f} GiB"
         return found
 
+    def _own(self, decodes: bool) -> tuple[str, ...]:
+        """Names of the weights that this half computes with."""
+        net: Any = self
+        tensors = (*net.named_parameters(), *net.named_buffers())
+        return tuple(name for name, _ in tensors if not name.startswith(HALVES[not decodes]))
+
     def _hold(self, decodes: bool, device: torch.device) -> None:
         net: Any = self
-        others = HALVES[not decodes]
-        own = tuple(name for name, _ in net.named_parameters() if not name.startswith(others))
-        hold_alone(net, device, own, others)
+        hold_alone(net, device, self._own(decodes), HALVES[not decodes])
 
     def _served(self, call: Call, plan: Plan, given: Tensor, run: Callable[[], Any], device: torch.device) -> Any:
         limit = self.fusestream_plans.limit
