@@ -16,6 +16,7 @@ from any_vaes import AnyVae, interrupt_at, minimax_h3
 from fusestream.fusion.vae.block_by_block import install
 from fusestream.fusion.vae.block_by_block.blocks import chain_in
 from fusestream.fusion.vae.block_by_block.weights import BlocksAhead
+from fusestream.fusion.vae.resident_patcher import give_back, hold
 from fusestream.kernels_cuda import LEDGER
 
 KIND = AnyVae("MiniMax H3", minimax_h3, 24, 16, 4)
@@ -144,6 +145,19 @@ def test_a_block_gives_its_place_to_the_next(stock: Any, monkeypatch: pytest.Mon
                 assert there == [each == number for each in range(len(blocks))]
             assert [block.attn.to_out.weight for block in blocks] == weights
     assert (brought.count(0), brought.count(3)) == (2, 1) and 1 in brought, "what came ahead comes no second time"
+
+
+def test_an_encoding_has_its_weights_behind_a_decoding(net: Any, stock: Any) -> None:
+    """A decoding lets the encoder's go. What the card is to the file's tensors, fp32 is here to fp64."""
+    comfy.model_management.archive_model_dtypes(net)
+    net.double()
+    hold(net, torch.device("cpu"), install.others_of(net))
+    z, pixels = torch.randn(1, 24, 2, 3, 2), torch.rand(1, 3, 5, 48, 32) * 2 - 1
+    net.decode(z, room=ENOUGH)
+    assert {each.dtype for each in net.encoder.parameters()} == {torch.float64}
+    for device in (None, pixels.device):
+        assert torch.equal(net.encode(pixels.clone(), device), stock.encode(pixels.clone()))
+    give_back(net)
 
 
 def test_an_interrupt_on_the_way_leaves_nothing(net: Any, stock: Any, monkeypatch: pytest.MonkeyPatch) -> None:

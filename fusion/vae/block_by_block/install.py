@@ -18,7 +18,7 @@ from ...base.subclassing import mix
 from ..banded.tensor import Unreadable
 from ..memory_limits import HELD, LIMIT, OTHERS, Progress, on_card, or_else, weight_bytes
 from ..request import Request, with_workspaces
-from ..resident_patcher import HeldPatcher, hold, hold_alone
+from ..resident_patcher import HeldPatcher, hold, hold_alone, hold_too
 from ..transfer import FreshPages, Outbox
 from .blocks import Answers, BlockByBlock, chain_in
 from .calls import in_batches, joined, joining, noted
@@ -79,7 +79,10 @@ class ByBlocks:
     @torch.no_grad()
     def encode(self, x: Tensor, device: torch.device | None = None, **options: Any) -> Any:
         """Pixels [b, 3, ...] on any device -> latents, as stock's. device: of the computation; None: x's."""
-        return super().encode(x if device is None else x.to(device), **options)  # type: ignore[misc]
+        net: Any = self
+        device = device or x.device
+        hold_too(net, device, ENCODER)  # a decoding lets it go
+        return super().encode(x.to(device), **options)  # type: ignore[misc]
 
     def _by_blocks(self, stocks: Any, z: Tensor, room: int, out: Tensor | None) -> Tensor:
         net: Any = self
