@@ -66,6 +66,7 @@ READS_LAST = "fusestream_reads_last"  # whether its last output is read: text/st
 FINISHING = "fusestream_finishing"  # converts its pixels: vae/pixel_range.py
 TAKES_PIXELS = "fusestream_takes_unbegun"  # its encoder does so: read by vae/pixel_range.py
 LEFT_OVER = "_fusestream_left"  # torch's memory after the last picture: vae/memory_limits.py
+STAYS = "_fusestream_stays"  # both halves stay on the card: vae/resident_patcher.py; cleared behind live video
 ROOM = "fusestream_room"  # a method, its bytes to compute in: read by live/pictures.py
 
 # Elsewhere.

@@ -20,6 +20,7 @@ from ..base.hooks import ROOM
 from ..base.policy import network_policy
 from ..graphs.calls import Graphs
 from ..graphs.resident import ResidentModel
+from ..vae.resident_patcher import may_go, stay
 
 
 class Pictures:
@@ -39,6 +40,7 @@ class Pictures:
         policy = network_policy(self._module)
         if policy is None or policy.is_off:
             return  # stock computes
+        stay(self._module, self.device)
         if hasattr(self._module, ROOM):
             # once, because it takes as long as some kernels
             self._told["room"] = self._module.fusestream_room(self.device)
@@ -46,6 +48,7 @@ class Pictures:
 
     def end(self) -> int:
         """End a run of frames. Returns how many calls were replayed."""
+        may_go(self._module)
         graphs, self._graphs = self._graphs, None
         self._told = {}
         if graphs is None:

@@ -23,7 +23,7 @@ from comfy.model_patcher import ModelPatcher
 from torch import Tensor, nn
 
 from ...kernels_cuda.ops.conv.conv_operands import last_format
-from ..base.hooks import HELD
+from ..base.hooks import HELD, STAYS
 from ..base.policy import network_policy
 
 
@@ -129,8 +129,21 @@ def hold_alone(model: nn.Module, device: torch.device, parts: tuple[str, ...], o
     because the present work does not use them. A model that is not held stays as it is."""
     held: dict[str, Held] | None = model.__dict__.get(HELD)
     if held:
-        let_go(model, others)
+        if STAYS not in model.__dict__:
+            let_go(model, others)
         hold(model, device, parts)
+
+
+def stay(model: nn.Module, device: torch.device) -> None:
+    """Keep all of a held model on the device from now on, because its parts are called in turn, by graphs with
+    their addresses and on several streams."""
+    model.__dict__[STAYS] = True
+    hold_too(model, device, ("",))
+
+
+def may_go(model: nn.Module) -> None:
+    """Let calls of one part return others to the file's tensors again."""
+    model.__dict__.pop(STAYS, None)
 
 
 def hold_too(model: nn.Module, device: torch.device, parts: tuple[str, ...]) -> None:
@@ -148,7 +161,7 @@ def let_go(model: nn.Module, parts: tuple[str, ...]) -> None:
 
 def bytes_beside(model: nn.Module, others: tuple[str, ...]) -> int:
     """Bytes of the weights that stay on a card while others wait, if they can."""
-    held = model.__dict__.get(HELD, {})
+    held, others = model.__dict__.get(HELD, {}), () if STAYS in model.__dict__ else others
     return sum(
         tensor.nbytes
         for name, tensor in model.named_parameters()

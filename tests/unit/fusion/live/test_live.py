@@ -42,6 +42,7 @@ from fusestream.fusion.live.settings import SD_TURBO, Settings
 from fusestream.fusion.live.video import NotWritten, VideoFile
 from fusestream.fusion.report.data import Report
 from fusestream.fusion.report.live import live_lines, live_of
+from fusestream.fusion.vae import resident_patcher
 from fusestream.nodes import live as node
 from fusestream.nodes.page import front_end
 
@@ -139,6 +140,27 @@ def test_models_that_flow_and_vaes_with_time(tmp_path: Path) -> None:
     torch.testing.assert_close(got, stocks(wan, frames, Settings(**way)), atol=2e-4, rtol=0)
     # The latents have a time, and the mask of a blend has none.
     assert live(wan, frames, blend=0.5, **way)[0].isfinite().all()
+
+
+def test_a_vae_whose_halves_take_turns_keeps_both(
+    tmp_path: Path, recorder: TapingRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph has the addresses of its half's weights, and the other half's stage may be under way. What the card is to
+    the file's tensors, fp32 is here to fp64."""
+    model = comfy.sd.load_diffusion_model(str(checkpoints.write("wan_t2v", tmp_path)))
+    vae = fusion.load_vae(str(checkpoints.write("wan_vae", tmp_path)))
+    words = torch.randn(1, 8, checkpoints.T5_WIDTH, generator=torch.Generator().manual_seed(2))
+    wan = Stage(model, [[words, {}]], [[words, {}]], vae)
+    net, moved = vae.first_stage_model.double(), list[int]()
+    begin, let_go = Pictures.begin, resident_patcher.let_go
+    monkeypatch.setattr(Pictures, "begin", lambda *given: (begin(*given), moved.clear())[0])
+    monkeypatch.setattr(resident_patcher, "let_go", lambda *given: (let_go(*given), moved.append(1))[0])
+    _, tally = live(wan, clip(6, 32, 32))
+    assert tally.replayed and not moved
+    halves = net.encoder.conv1.weight, net.decoder.conv1.weight
+    assert {each.dtype for each in halves} == {torch.float32}
+    vae.encode(clip(1, 32, 32))
+    assert moved and net.decoder.conv1.weight.dtype is torch.float64, "behind the frames one half has the card alone"
 
 
 @pytest.mark.deep
