@@ -19,7 +19,7 @@ from ..base.family import Role
 from ..compatibility import families as compatibility
 from ..families import family_of
 from ..files.completeness import naming
-from ..identify.checkpoint_info import header_of, look_at
+from ..identify.checkpoint_info import CheckpointInfo, header_of, look_at
 from ..stream import progress
 from ..vae import quantised_file
 from ..vae.banded import install as banded
@@ -47,11 +47,13 @@ def load_vae_in_parts(name: str, weights: Any, metadata: Any = None, policy: Ker
 
 def load(request: LoadRequest) -> Any:
     """The requested VAE."""
-    with looked_at(request.path, partial(look_at, role=request.role)):
+    with looked_at(request.path, partial(look_at, role=request.role)) as info:
         prepare(request)
     progress.read_through(request.path)
     with naming(request.path):
         weights, metadata = comfy.utils.load_torch_file(request.path, return_metadata=True)
+        if info is None:  # only stock reads it (.pth), so it is looked at in memory
+            CheckpointInfo.of_tensors(weights, request.path).require_role(request.role)
     vae = of_tensors(request, weights, metadata)
     keep(vae.patcher, request, load)  # as stock's loader node does
     return vae

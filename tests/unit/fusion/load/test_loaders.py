@@ -170,6 +170,15 @@ def test_a_pickled_vae_is_left_to_stock(folder: Path, tmp_path: Path) -> None:
     assert_same_weights(vae.first_stage_model, fusion.load_vae(str(source)).first_stage_model)
 
 
+@pytest.mark.parametrize("kind", ["clip_l", "wan_t2v", "lora_ab"])
+def test_a_pickled_file_that_is_no_vae_is_told_where_it_belongs(folder: Path, tmp_path: Path, kind: str) -> None:
+    """As one with a header; stock says that a checkpoint contains no VAE."""
+    path = tmp_path / "other.pth"
+    torch.save(load_file(checkpoints.write(kind, folder)), path)
+    with pytest.raises(WrongFile, match=rf"other\.pth is a .*{BELONGS[checkpoints.KINDS[kind].folder]}"):
+        fusion.load_vae(str(path))
+
+
 def test_a_whole_checkpoint_gives_its_diffusion_model(folder: Path, tmp_path: Path) -> None:
     source = checkpoints.write("wan_t2v", folder)
     weights = {f"model.diffusion_model.{name}": weight for name, weight in load_file(source).items()}
