@@ -252,17 +252,19 @@ class Run:
         """kind: stock's type of it, where that is not the first of its model's."""
         import comfy.sd  # noqa: PLC0415
 
-        path, options = self.paths[model], self.tiny_text(model)
-        further = [self.paths[other] for other, _ in JOINED.get(model, ())]
+        paths, options = self.encoder_paths(model), self.tiny_text(model)
         kind = self.row.kind or kind or KINDS[model]
         if self.ours:
-            more = {} if model == "t5" else {"kind": kind, "options": options, "further": further}
-            clip, loading = self._load(self.fusion.load_text_encoder, path, [], **self._budget(), **more)
+            more = {} if model == "t5" else {"kind": kind, "options": options, "further": paths[1:]}
+            clip, loading = self._load(self.fusion.load_text_encoder, paths[0], [], **self._budget(), **more)
         else:
-            clip_type, paths = stocks_type(kind), [path, *further]
-            clip, loading = self._load(comfy.sd.load_clip, paths, clip_type=clip_type, model_options=options)
+            clip, loading = self._load(comfy.sd.load_clip, paths, clip_type=stocks_type(kind), model_options=options)
         self.model = clip.patcher
         return clip, loading
+
+    def encoder_paths(self, model: Model) -> list[str]:
+        """Of a text encoder's file, and of those that make one with it."""
+        return [self.paths[one] for one in (model, *(other for other, _ in JOINED.get(model, ())))]
 
     def whole(self) -> dict[str, Any]:
         """Prompts to frames or to a picture, as a workflow does it, and again with others: the first time everything is loaded,
@@ -326,9 +328,8 @@ class Run:
                 reading: Any = importlib.import_module("comfy.text_encoders.flux").Qwen3_4BModel
                 options["qwen3_4b_class"] = partial(reading, layer=[0, 1, 2])
         else:  # ours tell a packed one by its tensors
-            path = Path(self.paths[model])
-            paths = [path, *(Path(self.paths[other]) for other, _ in JOINED.get(model, ()))]
-            options = {} if path.suffix == ".gguf" or model == "krea2_te" else checkpoints.model_options(*paths)
+            paths = [Path(path) for path in self.encoder_paths(model)]
+            options = {} if paths[0].suffix == ".gguf" or model == "krea2_te" else checkpoints.model_options(*paths)
         return options
 
     def vae(self, model: Model) -> tuple[Any, float]:

@@ -78,7 +78,6 @@ def usual_rows(options: argparse.Namespace, into: Path | None, folder: Path) -> 
     work = Work(scenes, options.seeds, options.steps or STEPS)
     files = trained_files(folder, STORAGES)
     about = {} if into is None else described(files, work)
-
     before = rows_before(about, read(into).get(SECTION, {})) if into is not None and is_added(options) else []
 
     def keep(found: Rows) -> None:

@@ -175,7 +175,7 @@ LONG = (
         for name, computing in (("precise", PRECISE), ("turbo, matrices in FP16", HALVES))
         for left_out in (0.05, 0.1, 0.2)
     ),
-    Variant("FuseStream Draft", TURBO, is_draft=True),
+    OFFERED["Draft", "fp16"],
 )
 # What `dev.py quantise` makes of the file, and what such files are called.
 QUANTISED = {

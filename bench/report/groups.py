@@ -48,18 +48,8 @@ HEAD = (
 )
 # The groups of which some rows are promised something.
 PROMISED = (
-    "table",
-    "small",
-    "short",
-    "packed",
-    "default",
-    "windows",
-    "pictures",
-    "live",
-    "writing",
-    "whole",
-    "machine",
-    "vaes",
+    *("table", "small", "short", "packed", "default", "windows", "pictures", "live", "writing"),
+    *("whole", "machine", "vaes"),
 )
 PROMISED_HEAD = (*HEAD[:4], "Promised", *HEAD[4:])
 Rows = Mapping[str, Mapping[str, Any]]  # results by name

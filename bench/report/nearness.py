@@ -33,7 +33,6 @@ TITLE = "Time against nearness to FP32"
 WORK, STEPS = "Wan 14B 480x832x81", 20
 SHOWN = ("RTX 2060 Super", "RTX 3060 Ti")
 # What a dot is called, by the way to compute.
-DRAFT = "FuseStream Draft"
 CALLED: Mapping[str, str] = {
     STOCK_FP16.name: "stock",
     STOCK_INT8.name: "stock INT8",
@@ -46,7 +45,7 @@ CALLED: Mapping[str, str] = {
     TURBO_INT8.name: "Fastest",
     TURBO_W4A4.name: "Fastest W4A4",
     TURBO_HALF_OF_IT.name: "Fastest, half",
-    DRAFT: "Draft",
+    OFFERED["Draft", "fp16"].name: "Draft",
 }
 BY_WHO: Mapping[Who, str] = {
     "stock": STOCK_FP16.name,

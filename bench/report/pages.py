@@ -228,16 +228,13 @@ def images() -> dict[str, str]:
     """Every plot that can be drawn, by the name of its file."""
     left_out = {FRONTIER: frontier(steps.measured_before()["steps"])}
     near = {nearness.NAME: nearness.nearness(drawn)} if (drawn := nearness_panels()) else {}
-    return (
-        left_out
-        | near
-        | {
-            image_name(chart, card): chart.draw(rows)
-            for card, results in measured_cards()
-            for chart in CHARTS
-            if not chart.missing(rows := groups.by_name(results))
-        }
-    )
+    drawn_rows = {
+        image_name(chart, card): chart.draw(rows)
+        for card, results in measured_cards()
+        for chart in CHARTS
+        if not chart.missing(rows := groups.by_name(results))
+    }
+    return left_out | near | drawn_rows
 
 
 # --------------------------------------------------------------------------------------------------------- the command

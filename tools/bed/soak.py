@@ -27,7 +27,7 @@ from .templates.inputs import CLIP, PICTURE
 pack.load()
 
 from fusestream import checkpoints  # noqa: E402 - the line above makes it importable
-from fusestream.checkpoints.quantise import quantise  # noqa: E402
+from fusestream.checkpoints.quantise import SUFFIXES, quantise  # noqa: E402
 
 SIDE = 64
 FRAMES = 9  # of the clip that is changed live
@@ -105,8 +105,7 @@ def prepare(base: Path) -> None:
     (base / "models" / "diffusion_models" / CUT).write_bytes(whole[: len(whole) // 2])
     for name, storage in {(loaded(example(name))["model_name"], storage) for name, _, storage in ROUND if storage}:
         folder = base / "models" / "diffusion_models"
-        if not (folder / stored(name, storage)).exists():
-            quantise(folder / name, folder / stored(name, storage), storage)
+        quantise(folder / name, folder / stored(name, storage), storage)
 
 
 def example(name: str) -> Workflow:
@@ -130,8 +129,7 @@ def loaded(workflow: Workflow) -> dict[str, Any]:
 
 def stored(name: str, storage: str) -> str:
     """What the file of this name is called in another storage."""
-    suffix = ".gguf" if storage.startswith("q") else ".safetensors"
-    return f"{Path(name).stem}_{storage}{suffix}" if storage else name
+    return f"{Path(name).stem}_{storage}{SUFFIXES[storage][0]}"
 
 
 def with_lora(workflow: Workflow, strength: float) -> Workflow:

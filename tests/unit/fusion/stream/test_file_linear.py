@@ -65,6 +65,13 @@ def near(found: torch.Tensor, wanted: torch.Tensor) -> None:
     assert found.shape == wanted.shape and (found - wanted).norm() <= 1e-5 * wanted.norm()
 
 
+def both(clip: Any, patches: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The encoding with these patches, all of which it takes, and without."""
+    patched = clip.clone()
+    assert patched.add_patches(patches, 0.7) == list(patches)
+    return encode(patched), encode(clip)
+
+
 def test_its_encoding_is_stocks_and_its_weight_is_nowhere(families_folder: Path) -> None:
     clip = ours(families_folder)
     modules = dict(clip.cond_stage_model.named_modules())
@@ -95,15 +102,10 @@ def test_it_is_read_in_slices_of_rows(families_folder: Path, monkeypatch: pytest
 def test_a_lora_and_a_saved_copy_see_it(families_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     key = f"{PROJECTIONS[0]}.weight"
     weight = load_file(paths(families_folder)[1])[key]
-    make = torch.Generator().manual_seed(2)
-    up, down = torch.randn(weight.shape[0], 2, generator=make), torch.randn(2, weight.shape[1], generator=make)
+    draw = torch.Generator().manual_seed(2)
+    up, down = torch.randn(weight.shape[0], 2, generator=draw), torch.randn(2, weight.shape[1], generator=draw)
     patches = {key: LoRAAdapter(set(), (up * 0.1, down * 0.1, 2.0, None, None, None))}
-    encodings = []
-    for clip in (ours(families_folder), stocks(families_folder)):
-        patched = clip.clone()
-        assert patched.add_patches(patches, 0.7) == [key]
-        encodings.append((encode(patched), encode(clip)))
-    (found, plain), (wanted, wanted_plain) = encodings
+    (found, plain), (wanted, wanted_plain) = (both(make(families_folder), patches) for make in (ours, stocks))
     assert (found - wanted).norm() <= 2e-3 * wanted.norm() < 0.5 * (wanted - wanted_plain).norm()
     near(plain, wanted_plain)
     monkeypatch.setattr(folder_paths, "get_output_directory", lambda: str(tmp_path))
@@ -119,12 +121,7 @@ def test_a_difference_of_its_bias_counts(families_folder: Path) -> None:
     key = f"{PROJECTIONS[0]}.bias"
     bias = load_file(paths(families_folder)[1])[key]
     patches = {key: ("diff", (torch.randn(bias.shape, generator=torch.Generator().manual_seed(3)),))}
-    encodings = []
-    for clip in (ours(families_folder), stocks(families_folder)):
-        patched = clip.clone()
-        assert patched.add_patches(patches, 0.7) == [key]
-        encodings.append((encode(patched), encode(clip)))
-    (found, plain), (wanted, wanted_plain) = encodings
+    (found, plain), (wanted, wanted_plain) = (both(make(families_folder), patches) for make in (ours, stocks))
     assert (wanted - wanted_plain).norm() > 0.1 * wanted.norm()
     near(found, wanted)
     near(plain, wanted_plain)
