@@ -25,11 +25,12 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from threading import Lock
+from types import MappingProxyType
 from typing import Any
 
 import sanitizers
@@ -84,17 +85,19 @@ def sources_hash() -> dict[str, str]:
 
 
 class Outcomes:
-    """A pytest plugin that counts outcomes per file. figures: what tests found and want to be kept, by file."""
+    """A pytest plugin that counts outcomes and seconds per file. figures: what tests found and want to be kept, by file."""
 
     def __init__(self) -> None:
         self.files: dict[str, Counter[str]] = {}
+        self.seconds: Counter[str] = Counter()
         self.figures: dict[str, dict[str, Any]] = {}
         self.skips: set[str] = set()
         self.seed = ""
 
     def pytest_runtest_logreport(self, report: Any) -> None:
+        file = report.nodeid.split("::")[0]
+        self.seconds[file] += report.duration
         if report.when == "call" or report.outcome != "passed":
-            file = report.nodeid.split("::")[0]
             self.files.setdefault(file, Counter())[report.outcome] += 1
             if report.user_properties:
                 self.figures.setdefault(file, {}).update(report.user_properties)
@@ -116,6 +119,7 @@ class Outcomes:
     def merge(self, found: dict[str, Any]) -> None:
         for file, count in found["files"].items():
             self.files.setdefault(file, Counter()).update(count)
+        self.seconds.update(found["seconds"])
         self.figures |= found["figures"]
         self.skips |= set(found["skips"])
         self.seed = found["seed"]
@@ -128,7 +132,13 @@ class Outcomes:
         return left
 
     def as_json(self) -> dict[str, Any]:
-        return {"files": self.files, "figures": self.figures, "skips": sorted(self.skips), "seed": self.seed}
+        return {
+            "files": self.files,
+            "seconds": self.seconds,
+            "figures": self.figures,
+            "skips": sorted(self.skips),
+            "seed": self.seed,
+        }
 
 
 def run_here(arguments: list[str], result: Path | None) -> tuple[int, Outcomes]:
@@ -150,12 +160,14 @@ def run_apart(
     timed = [file for file in files if file.name not in ALONE and f"pytest.mark.{TIMED}" in file.read_text()]
     to_come = {file.relative_to(ROOT).as_posix() for file in timed}  # of these a part has not run yet
     env = {**os.environ, "FUSESTREAM_SEED": os.environ.get("FUSESTREAM_SEED") or str(secrets.randbelow(2**31))}
+    # Processes side by side share the cores: each with a thread per core, they would wait for each other.
+    sharing = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs))}
 
-    def one(*files: Path, told: Sequence[str] = ()) -> None:
+    def one(*files: Path, told: Sequence[str] = (), more: Mapping[str, str] = MappingProxyType({})) -> None:
         nonlocal worst
         result = folder / f"{files[0].stem}{len(files)}{len(told)}.json"
         command = [sys.executable, str(Path(__file__)), "--result", str(result), *map(str, files), *arguments, *told]
-        done = subprocess.run(command, cwd=ROOT, env=env, check=False, capture_output=True, text=True)
+        done = subprocess.run(command, cwd=ROOT, env={**env, **more}, check=False, capture_output=True, text=True)
         lines = (done.stdout + done.stderr).strip().splitlines()
         print("\n".join(lines[-MOST_LINES:] if done.returncode else lines[-1:]), flush=True)
         with one_at_a_time:
@@ -167,7 +179,7 @@ def run_apart(
             save(outcomes.without(to_come))
 
     with ThreadPoolExecutor(jobs) as pool:
-        side_by_side = partial(one, told=("-m", f"not {TIMED}"))
+        side_by_side = partial(one, told=("-m", f"not {TIMED}"), more=sharing)
         list(pool.map(side_by_side, [file for file in files if file.name not in ALONE]))
     to_come.clear()
     if timed:
@@ -222,6 +234,17 @@ def stale_files(entry: dict[str, Any]) -> list[Path]:
     return found
 
 
+def longest_first() -> list[Path]:
+    """All test files: by the seconds that they took on any card, or else by their size."""
+    record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    known: Counter[str] = Counter()
+    for entry in record.values():
+        for file, found in entry["files"].items():
+            known[Path(file).name] = max(known[Path(file).name], found.get("seconds", 0))
+    paths = (ROOT / "tests" / "gpu").glob("test_*.py")
+    return sorted(paths, key=lambda file: (known[file.name], file.stat().st_size), reverse=True)
+
+
 def unsanitized_files(entry: dict[str, Any], files: list[Path]) -> list[Path]:
     """Those that the sanitizers never saw with these kernels on this card, or found something in."""
     known = entry.get("compute-sanitizer", {})
@@ -264,6 +287,7 @@ def write_record(outcomes: Outcomes, sanitized: dict[str, dict[str, str]] | None
             "seed": outcomes.seed,
             "sources": sources_of(file),
             "outcomes": dict(count),
+            "seconds": round(outcomes.seconds[file]),
             **({"figures": found} if (found := outcomes.figures.get(file)) else {}),
         }
         for file, count in outcomes.files.items()
@@ -315,7 +339,7 @@ def main() -> int:
         return say_if_stale()
     if options.result:
         return run_here(rest, options.result)[0]
-    files = sorted((ROOT / "tests" / "gpu").glob("test_*.py"), key=lambda file: -file.stat().st_size)
+    files = longest_first()
     if options.what_changed and RECORD.exists():
         known = json.loads(RECORD.read_text()).get(environment()["gpu"], {})
         files = (

@@ -37,7 +37,9 @@ def record(runner: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path
 
 
 def report(file: str, when: str = "call", outcome: str = "passed", **found: Any) -> Any:
-    return SimpleNamespace(nodeid=f"{file}::test", when=when, outcome=outcome, user_properties=list(found.items()))
+    return SimpleNamespace(
+        nodeid=f"{file}::test", when=when, outcome=outcome, user_properties=list(found.items()), duration=0.4
+    )
 
 
 @pytest.mark.deep
@@ -51,6 +53,8 @@ def test_figures_reach_the_record_from_a_process_of_their_own(runner: Any, recor
     runner.write_record(whole)
     files = json.loads(record.read_text())["a card"]["files"]
     assert files[SOAK]["figures"] == FIGURES and "figures" not in files[OTHER]
+    assert files[SOAK]["seconds"] == 1 and files[OTHER]["seconds"] == 0  # its setup too
+    assert next(file.name for file in runner.longest_first()) == Path(SOAK).name
 
 
 def test_a_file_is_recorded_when_all_of_it_has_run(
@@ -63,7 +67,13 @@ def test_a_file_is_recorded_when_all_of_it_has_run(
     def run(command: list[str], **_: Any) -> Any:
         result = Path(command[command.index("--result") + 1])
         files = [Path(part).relative_to(ROOT).as_posix() for part in command if part.endswith("py") and "test_" in part]
-        found = {"files": {file: {"passed": 1} for file in files}, "figures": {}, "skips": [], "seed": "1"}
+        found = {
+            "files": {file: {"passed": 1} for file in files},
+            "seconds": {},
+            "figures": {},
+            "skips": [],
+            "seed": "1",
+        }
         result.write_text(json.dumps(found))
         return SimpleNamespace(returncode=0, stdout="1 passed", stderr="")
 
