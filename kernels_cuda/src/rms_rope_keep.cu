@@ -7,8 +7,8 @@
 //   out[token] = half(t of q), keys[at + token] = half(t of k), values[at + token] = half(x of v)   saturated; NaN
 //   stays
 //
-// The place of the first token is read at `at`: a graph that holds the launch needs no change from token to token. What
-// has no place is not written.
+// The place of the first token is read at `at`: a graph that holds the launch needs no change from token to token. Of a
+// token behind the last place nothing is kept, and its queries are zero.
 //
 // Layout. q, k, v: [part, batch, token, head, d] float, elements adjacent, views of one product; k and v have the same
 // heads. cosines and sines: [place, d/2] float. keys, values: [batch, place, key head, d] half, elements adjacent. out:
@@ -67,7 +67,11 @@ extern "C" __global__ void __launch_bounds__(kWarps * 32) rms_rope_keep(const __
     const int which = head < p.q_heads ? 0 : head < p.q_heads + p.k_heads ? 1 : 2;
     head -= which == 0 ? 0 : which == 1 ? p.q_heads : p.q_heads + p.k_heads;
     const i64 place = *p.at + token;
-    if (place >= p.places) return;
+    if (place >= p.places) {
+        __half* out = p.out + (token_of_all * p.q_heads + head) * p.d;
+        for (int column = 2 * lane; which == 0 && column < p.d; column += 64) store_two(out + column, 0, 0);
+        return;
+    }
 
     const float* sums = p.sums[which] + batch * p.batch[which] + token * p.token[which] + head * p.head[which];
     float2 low[kMostPairs], high[kMostPairs];

@@ -49,7 +49,7 @@ def rms_rope_keep(
     cos, sin      [places, d/2] fp32, contiguous: of each place
     keys, values  [batch, places, key heads, d] fp16, any strides but the last. Written where the tokens belong
     at            [1] int32 on the same device: the place of the first token. No host reads it, so a graph may hold the call. What
-                  lies behind the last place is not written
+                  lies behind the last place is not written, and its queries are zero
     Returns the queries as [batch, tokens, heads, d] fp16, contiguous. All saturate; NaN stays.
     """
     out: Tensor = RMS_ROPE_KEEP((q, k, v, q_weight, k_weight, cos, sin, keys, values, at), (eps,), policy)
@@ -96,7 +96,7 @@ def _kept(o: Operands, norm: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     """The queries; keys and values are written. norm: of heads and weights of their type.
 
     The host does not read where the tokens belong, because it would wait for the device. What belongs behind the last place
-    leaves one of the first as it is.
+    leaves one of the first as it is, and its queries are zero.
     """
     places = o.at.long() + torch.arange(o.q.shape[2], device=o.at.device)
     room = o.keys.shape[1]
@@ -106,7 +106,7 @@ def _kept(o: Operands, norm: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     made = turned(norm(k, o.k_weight.to(k.dtype)), *table)
     for kept, new in ((o.keys, made), (o.values, saturated(v).half())):
         kept.index_copy_(1, places, torch.where(exists, new, kept.index_select(1, places)))
-    return turned(norm(q, o.q_weight.to(q.dtype)), *table)
+    return turned(norm(q, o.q_weight.to(q.dtype)), *table).masked_fill(~exists, 0)
 
 
 def _summed(x: Tensor) -> Tensor:

@@ -240,3 +240,4 @@ def test_what_lies_behind_the_last_place_is_not_kept(policy):
     got = rms_rope_keep(q, q, q, weight, weight, table.cos(), table.sin(), keys, values, at, eps=EPS, policy=policy)
     assert (keys[:, :4] == 7).all() and (values[:, :4] == 7).all()
     assert torch.equal(values[:, 4], q[0, :, 0].half()) and torch.equal(keys[:, 4], got[:, 0])
+    assert got[:, 0].all() and not got[:, 1:].any(), "queries that have no place are zero"
