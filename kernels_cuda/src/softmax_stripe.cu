@@ -4,9 +4,9 @@
 //   p_j = half(exp2((s_j - m') * c))  c = scale * log2(e); 0 < p <= 1
 //   turn = exp2((m - m') * c)         l' = l * turn + sum_j exp2(...)      mixed *= turn
 //
-// The first stripe has no m, l and mixed before it. The second product then adds p v to `mixed`, in float, and behind
-// the last stripe mixed / l is the attention. Statistics are float, as in every attention here; a row with a NaN stays
-// NaN.
+// The first stripe has no mixed before it, the lowest finite float as m, and kNothing as l: a stripe of -Inf alone
+// weighs nothing, and a row of it becomes zero. The second product then adds p v to `mixed`, in float, and behind the
+// last stripe mixed / l is the attention. Statistics are float, as in every attention here; a row with a NaN stays NaN.
 //
 // Layout. scores: [row, pitch] float, weights: [row, pitch] half, of which `keys` columns count: the pitch is a
 // multiple of 8, so every row starts at 16 bytes; what lies behind the keys may be anything, and of the weights becomes
@@ -34,9 +34,13 @@ struct SoftmaxStripeParams {
 // Mirrored by THREADS and STRIPE in ops/attention/attention_products.py: kThreads * kQuads * 4 keys.
 constexpr int kThreads = 256;
 constexpr int kQuads = 4;
+constexpr float kNothing = 1e-30f;  // beside a sum of weights, which has a 1 in it
 
 __device__ inline float minus_infinity() {
     return __int_as_float(0xff800000);
+}
+__device__ inline float lowest_finite() {
+    return __int_as_float(0xff7fffff);
 }
 
 // The largest over the block, in every thread.
@@ -56,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) softmax_stripe(const __gr
     BlockSum<kThreads / 32> block_sum(slots);
     const i64 row = blockIdx.x;
     const float* scores = p.scores + row * p.pitch;
-    const float before = p.is_first ? minus_infinity() : p.most[row];
+    const float before = p.is_first ? lowest_finite() : p.most[row];
 
     float s[kQuads][kQuad];
     float most = before;
@@ -90,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) softmax_stripe(const __gr
 
     const float turn = p.is_first ? 0.0f : exp2f((before - most) * p.scale_log2);
     if (threadIdx.x == 0) {
-        p.sums[row] = p.is_first ? sum : fmaf(p.sums[row], turn, sum);
+        p.sums[row] = p.is_first ? sum + kNothing : fmaf(p.sums[row], turn, sum);
         p.most[row] = most;
     }
     if (p.is_first || turn == 1.0f) return;

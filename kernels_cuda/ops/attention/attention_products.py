@@ -36,6 +36,7 @@ ROWS = (
     8192  # queries at a time: as many tiles of 128x256 as the largest cards have multiprocessors, in the second product
 )
 NARROWEST = 256  # elements of a head: below, scores are more work than their products
+NOTHING = 1e-30  # kNothing
 PITCH = 8  # scores and weights of a row start at 16 bytes
 
 # Mirrors SoftmaxStripeParams in src/softmax_stripe.cu.
@@ -66,13 +67,14 @@ def softmax_stripe(
     scores: Tensor, weights: Tensor, most: Tensor, sums: Tensor, mixed: Tensor, scale: float, *, first: bool
 ) -> None:
     """What the kernel does, in torch: scores [rows, keys] fp32 become weights [rows, keys] fp16, and `most` and `sums` [rows] fp32
-    and `mixed` [rows, d] fp32 are brought up to date. first: there is nothing in these yet."""
-    before = torch.full_like(most, -torch.inf) if first else most.clone()
+    and `mixed` [rows, d] fp32 are brought up to date. first: there is nothing in these yet. A row of -inf alone weighs nothing,
+    because `most` begins at the lowest finite number; and what is divided by its sum is zero."""
+    before = torch.full_like(most, torch.finfo(most.dtype).min) if first else most.clone()
     torch.maximum(before, scores.amax(1), out=most)
     grown = ((scores - most[:, None]) * scale).exp()
     weights.copy_(grown)
     turn = ((before - most) * scale).exp()
-    sums.copy_(grown.sum(1) if first else sums * turn + grown.sum(1))
+    sums.copy_(grown.sum(1) + NOTHING if first else sums * turn + grown.sum(1))
     if not first:
         mixed.mul_(turn[:, None])
 

@@ -107,6 +107,18 @@ def test_a_nan_stays_in_its_row(card):
     assert got[0, 2].isnan().all() and got[0, [0, 1, 3, 4]].isfinite().all()
 
 
+@pytest.mark.parametrize("some", [slice(0, 24), slice(24, 48), slice(0, 60)], ids=["first", "second", "all"])
+def test_a_stripe_of_infinitely_small_scores_weighs_nothing(card, some):
+    """A row of nothing else is zero, as in every attention."""
+    q, k, v = inputs(1, 5, 60, 1, 1, 256)
+    q[..., 7], k[:, some, :, 7] = 1, -torch.inf
+    asked = call(q, k, v)
+    got = products.plan(asked, card)(*asked.tensors)
+    want = op.reference(*asked.tensors, *asked.options)
+    torch.testing.assert_close(got, want, atol=2e-3, rtol=2e-3)
+    assert want.any() == (some.stop < 60)
+
+
 @pytest.mark.parametrize(
     ("d", "options", "words"),
     [
