@@ -308,13 +308,13 @@ __device__ inline void choose(const ChooseParams& p) {
         if (!(bits[j / 32] >> j % 32 & 1)) continue;
         int place = __popc(bits[j / 32] & ((1u << j % 32) - 1));
         for (int i = 0; i < j / 32; i++) place += __popc(bits[i]);
-        p.list[row * p.width + place] = j;
+        if (place < p.width) p.list[row * p.width + place] = j;
     }
     for (int i = threadIdx.x; i < p.words; i += kChoosers) p.bits[row * p.words + i] = bits[i];
     if (threadIdx.x == 0) {
         int total = 0;
         for (int i = 0; i < p.words; i++) total += __popc(bits[i]);
-        p.counts[row] = total;
+        p.counts[row] = min(total, p.width);
     }
 }
 

@@ -199,6 +199,7 @@ EDGES: dict[str, list[Edges]] = {
             {"most": 1},
             {
                 "the best alone": {"near": None, **heads(8, 64)},
+                "more than an int holds": {**dict.fromkeys(("most", "near", "sinks"), 2**31), **heads(8, 64)},
                 "heads of 80": heads(8, 80),
                 "8193 blocks of keys": {"q": room(1, 8, 1, 64), "k": _MANY, "v": _MANY},
             },

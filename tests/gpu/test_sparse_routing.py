@@ -292,6 +292,7 @@ def test_both_products_in_8_bits_of_one_list_for_all_heads(isa, d, share):
 def test_all_blocks_are_dense_attention(isa, tactic):
     q, k, v = inputs(1, 1300, 1300, 2, 2, 128)
     blocks, tail = choose_blocks(q, k, v, most=99, policy=on(isa))
+    assert torch.equal(blocks.keys, choose_blocks(q, k, v, most=0, near=2**31 - 1, policy=on(isa))[0].keys)
     calls = (
         Call("attention", *arguments(q, k, v, **listed), on(isa, "turbo"))
         for listed in ({}, {"blocks": blocks}, {"blocks": blocks, "tail": tail})

@@ -287,9 +287,10 @@ def plan(call: Call, card: Card, _: None = None) -> Plan:
         heads_per_key_head=s.heads // s.key_heads,
         width=s.width,
         words=s.words,
-        most=most,
-        near=-s.blocks - 1 if near is None else near,  # so far within the diagonal that no block is
-        sinks=0 if near is None else sinks,
+        most=min(most, s.blocks),  # more than there are say no more, and may exceed an int
+        # None: so far within the diagonal that no block is.
+        near=-s.blocks - 1 if near is None else min(near, s.blocks),
+        sinks=0 if near is None else min(sinks, s.blocks),
         always_last=near is not None and k.shape[1] % KEY_BLOCK != 0,
         by_deviation=deviations is not None,
         deviations=deviations or 0.0,
