@@ -1,6 +1,6 @@
 // decode_attention: one new token of each sequence over the keys that were kept. Text being written.
 //
-//   s[key]  = q . k[key] * scale                        keys 0 to *at
+//   s[key]  = q . k[key] * scale                        keys 0 to *at, or all that there is room for
 //   out     = sum over keys of softmax(s)[key] * v[key]
 //
 // Grouped heads: `group` heads of queries share a head of keys. A block has a head of keys and up to kG of its queries,
@@ -39,7 +39,7 @@ struct DecodeParams {
     float2* part_heads;  // [batch, head, part]: maximum, in units of log2, and sum
     i64 keys_batch, keys_token, keys_head, values_batch, values_token, values_head;
     i64 q_batch, q_head;
-    int heads, group, blocks_of_group, parts, d;
+    int heads, group, blocks_of_group, parts, d, room;
     float scale_log2;
 };
 
@@ -73,7 +73,7 @@ __device__ inline void over_keys(const DecodeParams& p) {
     const int first_query = blockIdx.y % p.blocks_of_group * kG;  // of the group
     const int head = key_head * p.group + first_query, heads_here = min(kG, p.group - first_query);
 
-    const int count = *p.at + 1;
+    const int count = min(*p.at, p.room - 1) + 1;
     const int each = (count + p.parts * kWarps * kRound - 1) / (p.parts * kWarps * kRound) * (kWarps * kRound);
     const i64 begin = static_cast<i64>(blockIdx.x) * each;
     const int first = static_cast<int>(begin < count ? begin : count), last = min(first + each, count);

@@ -65,6 +65,17 @@ def test_scores_of_every_size(isa, sharp):
     check(q, kept(1, 3000, 8, 128), kept(1, 3000, 8, 128), 2999, isa, scale=0.5)
 
 
+@pytest.mark.parametrize("at", [70, 71, 1000, 2**31 - 1])
+def test_behind_the_room_nothing_is_read(isa, at):
+    """As when a graph is replayed once too often."""
+    keys, values = kept(2, 200, 2, 128), kept(2, 200, 2, 128)
+    keys[:, 70:], values[:, 70:] = torch.nan, torch.nan
+    q = torch.randn(2, 1, 8, 128, device="cuda").half()
+    keys, values = keys[:, :70], values[:, :70]
+    got = decode_attention(q, keys, values, place(at), policy=on(isa))
+    assert torch.equal(got, check(q, keys, values, 69, isa))
+
+
 def test_rows_of_tokens_and_of_heads(isa):
     """The keys of a token together, or those of a head: whatever lies how."""
     q = torch.randn(1, 1, 8, 128, device="cuda").half()

@@ -45,7 +45,8 @@ def decode_attention(
     q             [batch, 1, heads, d] fp16, any strides but the last
     keys, values  [batch, room, key heads, d] fp16, any strides but the last: room for more keys than there are. heads is a
                   multiple of key heads: head i sees key head i // group
-    at            [1] int32 on the same device: the last key that is seen. No host reads it, so a graph may hold the call
+    at            [1] int32 on the same device: the last key that is seen; behind the room, all are. No host reads it, so a graph
+                  may hold the call
     scale         of the scores; None: 1 / sqrt(d)
     window        keys from `at` - window on are seen; -1: all
     Returns [batch, 1, heads, d] fp16, contiguous. Scores, softmax and sums are fp32. Of q, keys and values in fp32 torch makes
@@ -97,7 +98,7 @@ DecodeParams = parameter_struct(
     (Pointer, "q keys values at out part_sums part_heads"),
     (c_int64, "keys_batch keys_token keys_head values_batch values_token values_head"),
     (c_int64, "q_batch q_head"),
-    (c_int, "heads group blocks_of_group parts d"),
+    (c_int, "heads group blocks_of_group parts d room"),
     (c_float, "scale_log2"),
 )
 
@@ -163,6 +164,7 @@ def plan(call: Call, card: Card, _tactic: object) -> Plan:
         blocks_of_group=-(-group // each),
         parts=parts,
         d=d,
+        room=keys.shape[1],
         scale_log2=_scale(q, call.options[0]) * math.log2(math.e),
         **strides("batch token head", used=True, keys=keys, values=values),
     )
