@@ -56,6 +56,11 @@ __device__ inline void unpacked(const unsigned (&words)[4], float (&out)[kPack])
     }
 }
 
+// What a maximum begins at: below every finite score, and finite, because from itself -Inf gives NaN.
+__device__ inline float lowest() {
+    return __int_as_float(0xff7fffff);
+}
+
 // A weight that a sum gets when the maximum rises: of a sum that is empty still, none.
 __device__ inline float rescaled(float before, float now) {
     return before == now ? 1.0f : exp2f(before - now);
@@ -87,7 +92,7 @@ __device__ inline void over_keys(const DecodeParams& p) {
         unpacked(words, q[g]);
 #pragma unroll
         for (int i = 0; i < kPack; i++) q[g][i] *= p.scale_log2, sum[g][i] = 0;
-        most[g] = kNone, total[g] = 0;
+        most[g] = lowest(), total[g] = 0;
     }
 
     const __half* keys = p.keys + batch * p.keys_batch + key_head * p.keys_head + column;
@@ -125,7 +130,6 @@ __device__ inline void over_keys(const DecodeParams& p) {
             float now = most[g];
 #pragma unroll
             for (int a = 0; a < kAhead; a++) now = fmaxf(now, score[a][g]);
-            if (now == kNone) continue;  // no key of this round is this group's
             const float by = rescaled(most[g], now);
             most[g] = now, total[g] *= by;
 #pragma unroll
@@ -157,12 +161,12 @@ __device__ inline void over_keys(const DecodeParams& p) {
     __syncthreads();
     for (int i = threadIdx.x; i < heads_here * kD; i += kThreads) {
         const int g = i / kD, element = i % kD;
-        float top = kNone, all = 0, joined = 0;
+        float top = lowest(), all = 0, joined = 0;
 #pragma unroll
         for (int one = 0; one < kWarps * kGroups; one++) top = fmaxf(top, ends[one][g].x);
 #pragma unroll
         for (int one = 0; one < kWarps * kGroups; one++) {
-            const float by = top == kNone ? 0.0f : rescaled(ends[one][g].x, top);
+            const float by = rescaled(ends[one][g].x, top);
             all = fmaf(by, ends[one][g].y, all);
             joined = fmaf(by, sums[one][g][element], joined);
         }
@@ -177,12 +181,11 @@ extern "C" __global__ void __launch_bounds__(256) decode_attention_join(const __
     const i64 head = static_cast<i64>(blockIdx.y) * p.heads + blockIdx.x;
     const float2* ends = p.part_heads + head * p.parts;
     const float* sums = p.part_sums + head * p.parts * p.d + threadIdx.x;
-    const float kNone = __int_as_float(0xff800000);  // -Inf
-    float top = kNone, all = 0, joined = 0;
+    float top = lowest(), all = 0, joined = 0;
     for (int part = 0; part < p.parts; part++) top = fmaxf(top, ends[part].x);
     for (int part = 0; part < p.parts; part++) {
         const float2 end = ends[part];
-        const float by = end.x == kNone ? 0.0f : rescaled(end.x, top);
+        const float by = rescaled(end.x, top);
         all = fmaf(by, end.y, all);
         joined = fmaf(by, sums[static_cast<i64>(part) * p.d], joined);
     }

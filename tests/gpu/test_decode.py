@@ -65,6 +65,15 @@ def test_scores_of_every_size(isa, sharp):
     check(q, kept(1, 3000, 8, 128), kept(1, 3000, 8, 128), 2999, isa, scale=0.5)
 
 
+@pytest.mark.parametrize("first", [1, 40, 599])
+def test_scores_of_minus_infinity_weigh_nothing(isa, first):
+    """Also where some lanes, or a whole part, meet no others."""
+    q, keys, values = torch.randn(1, 1, 8, 128, device="cuda").half(), kept(1, 600, 2, 128), kept(1, 600, 2, 128)
+    q[..., 5], keys[:, :first, :, 5] = 1, -torch.inf
+    got = decode_attention(q, keys, values, place(599), policy=on(isa))
+    torch.testing.assert_close(got.double(), exact(q, keys, values, 599), atol=2e-3, rtol=2e-3)
+
+
 @pytest.mark.parametrize("at", [70, 71, 1000, 2**31 - 1])
 def test_behind_the_room_nothing_is_read(isa, at):
     """As when a graph is replayed once too often."""
