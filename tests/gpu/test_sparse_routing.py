@@ -289,6 +289,30 @@ def test_both_products_in_8_bits_of_one_list_for_all_heads(isa, d, share):
 
 
 @EACH
+@pytest.mark.parametrize("size", [128, 192, 512])
+def test_blocks_of_many_keys_are_as_many_of_64(isa, tactic, size):
+    """The last block ends behind the last key, and memory there holds what is no scale."""
+    q, k, v = inputs(1, 300, 1030, 2, 2, 64)
+    each, count = size // 64, -(-1030 // size)
+    order = torch.rand(1, 2, 3, count, device="cuda").argsort(-1).int()
+    small = (order[..., None] * each + torch.arange(each, device="cuda")).flatten(-2).int()
+    there = small < -(-1030 // 64)
+    small = small.gather(-1, (~there).int().argsort(-1, stable=True))
+    lists = (
+        BlockList(order, torch.full((1, 2, 3), count, dtype=torch.int32, device="cuda"), 128, size),
+        BlockList(small.contiguous(), there.sum(-1).int(), 128, 64),
+    )
+    del order, there
+    found = []
+    for blocks in lists:
+        rest = [torch.full((n,), -torch.nan, device="cuda") for n in range(16, 512, 16) for _ in range(4)]
+        del rest
+        call = Call("attention", *arguments(q, k, v, blocks=blocks), on(isa, "turbo"))
+        found.append(op.plan(call, card(0, isa), tactic)(*call.tensors))
+    torch.testing.assert_close(*found, atol=2e-3, rtol=2e-3)
+
+
+@EACH
 def test_all_blocks_are_dense_attention(isa, tactic):
     q, k, v = inputs(1, 1300, 1300, 2, 2, 128)
     blocks, tail = choose_blocks(q, k, v, most=99, policy=on(isa))

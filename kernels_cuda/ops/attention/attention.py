@@ -375,15 +375,15 @@ def _launch(call: Call, o: Operands, card: Card, tactic: Tactic, all_heads: int)
 def _of_8_bits(o: Operands, tactic: Tactic) -> dict[str, Any]:
     """Strides of 8-bit queries, keys, values and means, in units of 2 bytes, and of their scales."""
     together = int8_heads.TILE if tactic.rounds_values else int8_heads.TOGETHER
-    parts = [("q", "q_scale", o.q, 1), ("k", "k_scale", o.k, together)]
+    parts = [("q", "q_scale", o.q, 1, 0), ("k", "k_scale", o.k, together, int8_heads.list_block(o, together))]
     tiles = [("v", o.v)]
     if o.tail is not None:
-        parts.append(("tail_k", "tail_scale", o.tail.k, together))
+        parts.append(("tail_k", "tail_scale", o.tail.k, together, 0))
         tiles.append(("tail_v", o.tail.v))
     fields: dict[str, int] = {}
-    for name, scale, t, of in parts:
+    for name, scale, t, of, block in parts:
         _, tokens, heads, d = t.shape
-        row, scales = int8_heads.pitch(d) // 2, int8_heads.scale_count(tokens, of)
+        row, scales = int8_heads.pitch(d) // 2, int8_heads.scale_count(tokens, of, block)
         if of == int8_heads.TILE:
             tokens = scales * of
         fields |= {f"{name}_token": row, f"{name}_head": tokens * row, f"{name}_batch": heads * tokens * row}

@@ -73,10 +73,16 @@ def span(d: int) -> int:
     return 32 if d == 96 else d
 
 
-def scale_count(tokens: int, together: int) -> int:
-    """Scales of a head. Of keys enough for whole tiles: attention looks at all keys of the last one."""
-    tile = max(TILE if together == TILE else LONGEST_TILE, together)
+def scale_count(tokens: int, together: int, block: int = 0) -> int:
+    """Scales of a head. Of keys enough for whole tiles, and for whole blocks of so many keys, where they are listed: attention
+    looks at all keys of the last one."""
+    tile = max(TILE if together == TILE else LONGEST_TILE, together, block)
     return tokens if together == 1 else -(-tokens // tile) * (tile // together)
+
+
+def list_block(o: Operands, together: int) -> int:
+    """Keys of a block of the list, whose scales are looked at beyond the last key: where values are rounded too, none are."""
+    return 0 if o.blocks is None or together == TILE else o.blocks.size
 
 
 def pieces(q: Tensor, k: Tensor, with_values: bool = False) -> Iterator[tuple[slice, slice]]:
@@ -167,15 +173,15 @@ def plan(card: Card, o: Operands, describe: str, together: int = TOGETHER) -> Co
         new_scales = output((batch, heads, scales), torch.float32, card.index)
         return plan_of(launch(name, t, blocks), names, (t, *more), x8=new_numbers, scales=new_scales)
 
-    def of_keys(t: Tensor, lengths: Tensor | None) -> Plan:
-        blocks = scale_count(t.shape[1], together)
+    def of_keys(t: Tensor, lengths: Tensor | None, block: int = 0) -> Plan:
+        blocks = scale_count(t.shape[1], together, block)
         return rounding(
             "key_tiles_to_int8" if together == TILE else "keys_to_int8", t, blocks, blocks, "x sums lengths", t, lengths
         )
 
     new_sums = output((batch, k_heads, chunks, d), torch.float32, card.index)
     sums = plan_of(launch("key_sums", o.k, chunks), "x lengths", (o.k, o.key_lengths), sums=new_sums)
-    keys = of_keys(o.k, o.key_lengths)
+    keys = of_keys(o.k, o.key_lengths, list_block(o, together))
     tokens = o.q.shape[1]
     queries = rounding("queries_to_int8", o.q, -(-tokens // TOGETHER), tokens, "x")
     tails = None if o.tail is None else of_keys(o.tail.k, None)

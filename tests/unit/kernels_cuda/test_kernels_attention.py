@@ -112,6 +112,17 @@ def test_a_window_beyond_all_tokens_fits_32_bits(limit):
     assert torch.equal(op.reference(*tensors, *options), op.reference(*free, *settings))
 
 
+@pytest.mark.parametrize("size", [64, 192, 512])
+def test_all_keys_of_a_listed_block_have_scales(size):
+    """Also those behind the last key, which kernels for values in halves look at, 32 keys each: what lies behind the memory of all
+    scales may be anything, and so may minus infinity times that."""
+    count = -(-1030 // size)
+    blocks = BlockList(torch.zeros(1, 2, 1, count).int(), torch.full((1, 2, 1), count).int(), 128, size)
+    o = Operands.of(*arguments(*inputs(1, 100, 1030, 2, 2, 64, torch.float16), blocks=blocks))
+    fields = op._of_8_bits(o, op.TURBO)
+    assert fields["k_scale_batch"] == 2 * fields["k_scale_head"] >= 2 * count * size // 32
+
+
 def test_cudnn_begins_for_tokens_that_fill_its_tiles_alike():
     assert [sdpa._few(n) for n in (1, 2, 77, 128, 512, 700, 4096)] == [1, 130, 205, 128, 128, 188, 128]
 
