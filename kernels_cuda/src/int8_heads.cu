@@ -23,7 +23,8 @@
 // the scale NaN, one of equal values the scale 1.
 //
 // A row that holds an Inf or a NaN has the scale NaN: so has every score of that query, or of those 32 keys. A row of
-// zeros has the scale 1.
+// zeros has the scale 1. A row below kSmallest, which bf16 may hold, has the scale of a larger one: two scales and the
+// softmax's are multiplied, and of hidden keys, which are -Inf, a product of zero would make NaN.
 //
 // Access. Sums: a block reads kChunk tokens of a head, 16 bytes a lane, and leaves one row of sums; their order is
 // fixed. Numbers: a block has 32 rows, a lane 8 elements of one; three steps of the rotation are within the lane, the
@@ -36,6 +37,7 @@ constexpr int kTogether = 32;  // rows that a block has at once; of keys, also a
 constexpr int kTile = 64;      // keys and values that attention looks at together where both its products are of bytes
 constexpr int kTiles = 4;      // of values in a block
 constexpr int kChunk = 512;    // tokens that one block of key_sums adds up
+constexpr float kSmallest = 8.8817841970012523e-16f;  // 2^-50
 
 struct Int8HeadsParams {
     const __half* x;
@@ -215,7 +217,7 @@ struct Int8Heads {
             for (int i = 0; i < kThreads / 32; i++) most = max(most, __float_as_uint(most_of_warp[i]));
         }
         const bool finite = most < 0x7f800000u;
-        const float top = most == 0 ? 127.0f / root() : __uint_as_float(most);
+        const float top = most == 0 ? 127.0f / root() : fmaxf(__uint_as_float(most), kSmallest);
         const float inverse = finite ? 127.0f / top : 0.0f;
         const float scale = finite ? top * (root() / 127.0f) : __uint_as_float(0x7fc00000u);
         if (kKeys && threadIdx.x == 0) p.scales[row_of_heads() * gridDim.x + blockIdx.x] = scale;

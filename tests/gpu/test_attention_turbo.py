@@ -160,6 +160,14 @@ def test_zeros_and_repeats(isa, tactic):
     assert torch.equal(one, again) and math.isfinite(float(one.float().norm()))
 
 
+def test_queries_of_the_smallest_bf16_see_all_keys_alike(isa):
+    """And none that does not exist: a scale of zero times minus infinity is no number, and no weight of zero."""
+    q, k, v = (t.bfloat16() for t in inputs(1, 70, 1029, 2, 2, 64))
+    call = call_of(isa, (q.sign().double() * 1e-40).bfloat16(), k * 1e-3, v)
+    got = op.plan(call, card(0, isa), op.TURBO_INT8)(*call.tensors)
+    torch.testing.assert_close(got.float(), v.float().mean(1, keepdim=True).expand_as(q), rtol=2e-2, atol=4e-3)
+
+
 @pytest.mark.parametrize("asked", ["plain", "grouped", "general", "sparse"])
 def test_some_heads_at_a_time(isa, tactic, asked, monkeypatch):
     """What is rounded of a long video would not fit: by pieces of the heads the result is the same, bit for bit."""

@@ -27,6 +27,7 @@ TILES = 4  # of values that a block rounds
 LONGEST_TILE = 128  # keys that attention looks at together
 CHUNK = 512  # tokens that one block adds up
 MOST = 127
+SMALLEST = 2.0**-50  # kSmallest
 MOST_BYTES = 2**28  # of rounded queries and keys at a time
 KERNELS = (
     *(f"keys_to_int8_{d}" for d in HEADS),
@@ -220,7 +221,7 @@ def to_int8(x: Tensor, mean: Tensor | None = None, together: int = 1) -> Int8Hea
     groups = padded.reshape(*padded.shape[:2], -1, together * padded.shape[3]).abs().amax(3)
     root = 1 / math.sqrt(span(x.shape[-1]))
     finite = groups.isfinite()
-    top = torch.where(groups == 0, MOST / root, groups)
+    top = torch.where(groups == 0, MOST / root, groups.clamp_min(SMALLEST))
     most = torch.full_like(top, MOST)  # a tensor: torch divides a number by multiplying it with a rounded reciprocal
     inverse = torch.where(finite, most / top, torch.zeros_like(top)).repeat_interleave(together, 2)[:, :, :tokens]
     numbers = torch.nan_to_num(turned * inverse[..., None], 0, 0, 0).round().to(torch.int8)

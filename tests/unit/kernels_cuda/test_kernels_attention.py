@@ -79,6 +79,14 @@ def test_values_are_rounded_by_channel_less_their_mean(tokens):
     assert scales.isnan().sum() == 1 and scales[0, 1, 7].isnan()
 
 
+def test_scales_of_the_smallest_rows_have_a_product():
+    """With that of the softmax: a product of zero times minus infinity, as keys have that are hidden, is no number."""
+    rows = torch.tensor([1e-40, 1e-20, 0.0, 1.0]).bfloat16()[None, :, None, None].expand(1, 4, 1, 64)
+    found = int8_heads.to_int8(rows)
+    product = found.scales[..., None] * 0.1 * found.scales[..., None, :]
+    assert (product > 2.0**-126).all() and found.numbers[0, 0, :, 0].tolist() == [0, 0, 0, 127]
+
+
 def test_heads_that_belong_together_are_computed_alike(monkeypatch):
     """`turbo` rounds some heads at a time: what they need of a call is theirs alone, or shared by all."""
     q, k, v = inputs(2, 12, 20, 6, 3, 8)
