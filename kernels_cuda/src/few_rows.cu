@@ -56,6 +56,7 @@
 // 339 from Q4_0 to Q8_0 at eight rows whose x always comes from L2. Of Turing's tensor cores Q4_K with its mins takes
 // 89 % of the time of its bytes up to 8 rows, and twice that up to 16: there they decide, at 56 %.
 
+#include "fp8.cuh"
 #include "mma.cuh"
 #include "packed_blocks.cuh"
 
@@ -279,8 +280,7 @@ struct WeightBF16 {
     }
 };
 
-// Eight bits are the upper ones of a half: E5M2 as they are, E4M3 one place lower, and 2^-8 of the number.
-template <bool kE4M3>
+template <typename Fp8>
 struct WeightF8 {
     static constexpr int kStep = 256, kBytes = 256, kPitch = 288, kScaled = 0;
     static constexpr bool kHasMin = false;
@@ -288,17 +288,12 @@ struct WeightF8 {
     Bytes step;
 
     __device__ explicit WeightF8(Bytes of) : step(of) {}
-    __device__ static unsigned halves(unsigned bytes, unsigned which) {
-        const unsigned v = __byte_perm(bytes, 0, which);
-        if (!kE4M3) return v;
-        const unsigned low = (v & 0x80008000u) | ((v & 0x7f007f00u) >> 1);
-        return bits(__hmul2(*reinterpret_cast<const __half2*>(&low), __float2half2_rn(256.0f)));
-    }
     __device__ void weights(int e, int first, unsigned (&out)[4]) const {
-        unsigned bytes[2];
-        words_at<8>(step + e + first, bytes);
+        Pack<Fp8> bytes;
+        words_at<8>(step + e + first, bytes.words);
+        const Pack<__half> halves = as_half(bytes);
 #pragma unroll
-        for (int i = 0; i < 4; i++) out[i] = halves(bytes[i / 2], i % 2 ? 0x3424 : 0x1404);
+        for (int i = 0; i < 4; i++) out[i] = halves.words[i];
     }
     __device__ void numbers(int e, int first, float (&out)[8]) const {
         unsigned words[4];
@@ -307,8 +302,8 @@ struct WeightF8 {
     }
 };
 
-using WeightF8_E4M3 = WeightF8<true>;
-using WeightF8_E5M2 = WeightF8<false>;
+using WeightF8_E4M3 = WeightF8<E4m3>;
+using WeightF8_E5M2 = WeightF8<E5m2>;
 using WeightQ4_0 = Blocks32<Q4_0, 160>;
 using WeightQ8_0 = Blocks32<Q8_0, 288>;
 using WeightQ4_K = SixBitGroups<Q4_K, 160>;

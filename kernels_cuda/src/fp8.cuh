@@ -16,13 +16,13 @@ struct E5m2 {
 // Two e4m3fn bytes, each in the upper half of its 16 bits, as half. Moved one place down, sign kept, the bits are a
 // half whose value is 2^-8 of what they stood for, denormals included, because the biases are 15 and 7. The product
 // with 2^8 is exact. The one magnitude that is NaN, 0x7F, stands as 0x3F80: adding 0x80 carries into bit 14 for it
-// alone.
+// alone, and with that bit it is a half that is NaN, too.
 __device__ inline unsigned decode_e4m3(unsigned high_bytes) {
     const unsigned magnitude = (high_bytes & 0x7f007f00u) >> 1;
-    const unsigned small = magnitude | (high_bytes & 0x80008000u);
-    const __half2 value = __hmul2(*reinterpret_cast<const __half2*>(&small), __float2half2_rn(256.0f));
     const unsigned nan = (magnitude + 0x00800080u) & 0x40004000u;
-    return *reinterpret_cast<const unsigned*>(&value) | ((nan << 1) - (nan >> 14));  // 0x7fff where NaN, else 0
+    const unsigned small = magnitude | nan | (high_bytes & 0x80008000u);
+    const __half2 value = __hmul2(*reinterpret_cast<const __half2*>(&small), __float2half2_rn(256.0f));
+    return *reinterpret_cast<const unsigned*>(&value);
 }
 
 // Bytes 0 and 1, and 2 and 3, of a word, each moved to the upper half of 16 bits. An e5m2 is then a half already.

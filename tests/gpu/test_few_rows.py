@@ -148,6 +148,20 @@ def test_bf16_saturates(isa):
     assert got.tolist() == [[65504.0, -65504.0, 0.0]]
 
 
+@pytest.mark.parametrize("encoding", list(PLAIN)[1:])
+@pytest.mark.parametrize("m", [1, 3, 9])
+def test_a_weight_that_is_nan(isa, encoding, m):
+    """Its row of the weight makes NaN, of either sign and wherever it stands; no other row does."""
+    weight = weight_of(encoding, 48, 2560)
+    nan = torch.tensor([torch.nan, -torch.nan], device="cuda").to(weight.dtype)
+    weight[3, 0], weight[20, 1234], weight[47, 2559] = nan[0], nan[1], nan[0]
+    x = torch.randn(m, 2560, device="cuda").half()
+    x[:, 0] = 0
+    got = few_rows(x, weight, encoding, policy=on(isa))
+    assert got.isnan().all(0).nonzero().flatten().tolist() == [3, 20, 47]
+    assert got.isnan().sum() == 3 * m
+
+
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_large_and_small_inputs(isa, encoding):
     """Sums are floats, whatever x's size."""
