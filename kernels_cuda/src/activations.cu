@@ -128,7 +128,7 @@ __device__ inline void activate_elements(const ActivationParams& p) {
             const i64 column = element_column(i);
             if (column >= p.extent.width) continue;
             const float value = activate(static_cast<Kind>(p.kind), gate[i]);
-            store_element<Two>(p.out, out_at + column, p.out_is_float,
+            store_element<Two>(p.out, out_at + column * p.out_place.column, p.out_is_float,
                                p.up == nullptr ? value : finish(p, value, up[i]));
         }
     });

@@ -126,6 +126,19 @@ def test_into_a_part_of_a_buffer(isa, layout, start):
     assert (room == 7).all()
 
 
+@pytest.mark.parametrize("layout", ["every other column", "turned", "one column"])
+def test_into_elements_apart(isa, layout):
+    """Neither into places between them."""
+    width = 1 if layout == "one column" else 64
+    room = torch.full((128, 128), 7.0, device="cuda", dtype=torch.float16)
+    out = {"every other column": room[:12, ::2], "turned": room[:64, :12].t(), "one column": room[:12, 5:6]}[layout]
+    gate, up = randn(12, width), randn(12, width)
+    silu_mul_(out, gate, up, policy=on(isa))
+    assert torch.equal(out, silu_mul(gate, up, policy=on(isa)))
+    out.fill_(7)
+    assert (room == 7).all()
+
+
 @pytest.mark.parametrize("types", ["hhf", "fhh", "hfh", "fff", "bbf", "bfb", "bff"])
 def test_types(isa, types):
     gate_type, up_type, out_type = (TYPES[t] for t in types)
