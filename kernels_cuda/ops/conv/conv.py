@@ -179,6 +179,8 @@ def obstacles(call: Call) -> Iterator[str]:
 def picture_obstacles(x: Tensor, weight: Tensor, bias: Tensor | None, shape: Sequence[int]) -> Iterator[str]:
     """Places of x, of the weight that is read and of the bias that do not serve; too large results."""
     yield from image_obstacles(x=x)
+    if math.prod(x.shape[-2:]) * _wide(x.shape[1]) > MOST and x.shape[1] % PACK:
+        yield f"x: a frame with {_wide(x.shape[1])} channels, as it is read, spans more than {MOST} elements"
     yield from weight_obstacles(weight)
     yield from bias_obstacles(bias)
     b, n, *frames, h, w = shape
@@ -299,10 +301,14 @@ def widened(t: Any) -> Any:
     if t is None:
         return None
     b, c, *image = t.shape
-    wide = torch.empty(b, -(-c // PACK) * PACK, *image, dtype=t.dtype, device=t.device, memory_format=last_format(t))
+    wide = torch.empty(b, _wide(c), *image, dtype=t.dtype, device=t.device, memory_format=last_format(t))
     wide[:, :c] = t
     wide[:, c:] = 0
     return wide
+
+
+def _wide(channels: int) -> int:
+    return -(-channels // PACK) * PACK
 
 
 def output_in_format(shape: tuple[int, ...], last: torch.memory_format, card: Card) -> Callable[[], Tensor]:

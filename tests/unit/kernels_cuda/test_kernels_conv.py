@@ -22,7 +22,7 @@ from fusestream.kernels_cuda import (
     upsample_conv2d,
 )
 from fusestream.kernels_cuda.call import Call
-from fusestream.kernels_cuda.ops.conv import bordered_conv, conv_flat, conv_torch
+from fusestream.kernels_cuda.ops.conv import bordered_conv, conv, conv_flat, conv_torch
 from fusestream.kernels_cuda.ops.conv.borders import border_obstacle, with_border
 from fusestream.kernels_cuda.ops.conv.conv_operands import Operands, compute
 
@@ -182,3 +182,14 @@ def test_upsampled_either_border_is_the_edges_own_pixels(mode, size):
             part = phases[:, (2 * row + column) * n :][:, :n, row : row + h // 2, column : column + w // 2]
             got = (part + bias.double().view(-1, 1, 1)).relu()
             torch.testing.assert_close(got, want[:, :, row::2, column::2], atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize(("channels", "side", "is_refused"), [(3, 16384, True), (3, 16000, False), (8, 16384, True)])
+def test_offsets_fit_31_bits_in_the_channels_that_are_read(channels, side, is_refused):
+    """Three channels are read as eight."""
+    x = torch.empty(
+        1, channels, 1, side, side, dtype=torch.float16, device="meta", memory_format=torch.channels_last_3d
+    )
+    weight = torch.empty(3, channels, 1, 3, 3, dtype=torch.float16, device="meta", memory_format=torch.channels_last_3d)
+    call = Call("conv", (x, weight, None, None, None), ("none", 1, 0, 1, 1, 1, 1, 1))
+    assert any("spans more than" in reason for reason in conv.obstacles(call)) == is_refused
