@@ -72,6 +72,8 @@ def misfit(x: Tensor, conv: nn.Conv2d, padding: Padding) -> str | None:
     if x.device != conv.weight.device:
         return f"x is on {x.device}, the weights are on {conv.weight.device}"
     left, right, top, bottom = padding
+    if min(padding) < 0:
+        return f"a padding of {padding} cuts the picture"
     down, across = conv.kernel_size
     if x.shape[1] != conv.weight.shape[1] or x.shape[2] + top + bottom < down or x.shape[3] + left + right < across:
         return f"an image {list(x.shape[1:])} does not go with a weight {list(conv.weight.shape)}"

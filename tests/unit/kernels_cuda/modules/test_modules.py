@@ -85,6 +85,19 @@ def test_folded_results_are_torchs(sizes, c, n, kind, bias, norm, activation, la
 
 
 @pytest.mark.usefixtures("fused")
+@pytest.mark.parametrize(
+    "pad", [nn.ZeroPad2d((-1, 0, 2, -2)), nn.ReflectionPad2d((1, -1, 1, 1)), nn.ReplicationPad2d((-1, -1, 0, 0))]
+)
+def test_a_pad_that_cuts_the_picture_is_torchs(pad):
+    conv = nn.Conv2d(8, 8, 3).half()
+    module = FusedConvNormAct2d.of(conv, pad=pad).eval()
+    x = torch.randn(1, 8, 9, 9).half()
+    with torch.no_grad():
+        assert torch.equal(module(x), conv(pad(x)))
+        assert "cuts" in module.obstacle(x)
+
+
+@pytest.mark.usefixtures("fused")
 @pytest.mark.parametrize("own", [{"affine": False}, {"eps": 0.5}])
 def test_norms_of_other_kinds_are_folded(own):
     made = lived_in(FusedConvNormAct2d.of(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8, **own), nn.SiLU())).half()
