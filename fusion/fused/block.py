@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from itertools import chain, repeat
-from operator import contains, is_, methodcaller
+from operator import contains, is_, itemgetter, methodcaller
 from typing import Any
 
 import comfy.model_management
@@ -32,6 +32,8 @@ from .named_attention import another_is_preferred
 # in fp32 are obeyed.
 AROUND_FP32 = (torch.float16,) if args.force_fp32 or args.fp32_unet else (torch.float16, torch.float32)
 VALUES: Any = methodcaller("values")
+# What a convolution's module says of how it convolves. Nodes for seamless pictures write to the first.
+CONVOLVES: Any = itemgetter("padding_mode", "padding", "stride", "dilation")
 
 # ---------------------------------------------------------------------------------------------------------- handing back
 
@@ -107,6 +109,8 @@ class Parts:
         # The same as flat lists, which C code walks through, because a whole network has thousands.
         self._owns = [own for _, own, _, _ in self._calls]
         self._convolving = [part.__dict__ for _, part in named if hasattr(part, "_conv_forward")]
+        self._as_fused = [*map(CONVOLVES, self._convolving)]
+        self._itself = CONVOLVES(block.__dict__) if hasattr(block, "_conv_forward") else None
         self._hooks = [hooks for _, _, *both in self._calls for hooks in both]
         self._held = [modules for _, modules in self._holding]
         self._look_inside()
@@ -130,7 +134,7 @@ class Parts:
         ours."""
         if self._for_good is not None:
             return self._for_good
-        if "_conv_forward" in block.__dict__:
+        if self._itself is not None and ("_conv_forward" in (own := block.__dict__) or CONVOLVES(own) != self._itself):
             return "another node has replaced how it convolves"
         replaced = self.replaced()
         if replaced is not None:
@@ -143,14 +147,18 @@ class Parts:
             not any(self._hooks)
             and not any(map(contains, self._owns, repeat("forward")))
             and not any(map(contains, self._convolving, repeat("_conv_forward")))
+            and [*map(CONVOLVES, self._convolving)] == self._as_fused
             and [*map(len, self._held)] == self._sizes
             and all(map(is_, chain.from_iterable(map(VALUES, self._held)), self._inner))
         )
         return None if is_as_it_was else self._name_of_replaced()
 
     def _name_of_replaced(self) -> str | None:
+        was = {id(own): geometry for own, geometry in zip(self._convolving, self._as_fused, strict=True)}
         for name, own, hooks, hooks_before in self._calls:
             if "forward" in own or "_conv_forward" in own or hooks or hooks_before:
+                return f"another node has replaced {name}"
+            if id(own) in was and CONVOLVES(own) != was[id(own)]:
                 return f"another node has replaced {name}"
         for name, modules, before in self._groups:
             if not another_is_preferred(modules, before):

@@ -336,6 +336,25 @@ def test_a_residual_block_with_replaced_parts_is_stocks(part: str, attribute: st
     assert handed_back() == {f"another node has replaced {part}"}
 
 
+@pytest.mark.parametrize(
+    ("attribute", "value"), [("padding_mode", "circular"), ("dilation", (2, 2)), ("stride", (2, 2))]
+)
+def test_a_part_that_another_node_lets_convolve_otherwise_is_stocks(attribute: str, value: Any) -> None:
+    """Nodes for seamless pictures write the first into a loaded network, and take it back behind a sampling; those for
+    pictures larger than a network was trained for write the others."""
+    case, x = Case(made(stock.Downsample, 64, True)), torch.randn(1, 64, 8, 6, dtype=HALF)
+    own, before = case.run(x)
+    convs = case.module.op, case.stock.op
+    for conv in convs:
+        setattr(conv, attribute, value if getattr(conv, attribute) != value else (1, 1))
+    assert case.error(x) == 0 and handed_back() == {"another node has replaced op"}
+    assert case.run(x)[1].shape != before.shape or not torch.equal(case.run(x)[1], before), "it does something"
+    fresh = made(stock.Downsample, 64, True).op
+    for conv in convs:
+        setattr(conv, attribute, getattr(fresh, attribute))
+    assert torch.equal(case.run(x)[0], own)
+
+
 @pytest.mark.deep
 def test_a_first_convolution_that_another_node_pads_is_stocks(folder: Path) -> None:
     """As nodes for seamless pictures do it; all else is ours."""
