@@ -1,4 +1,10 @@
-"""The way of pictures of one size through an encoder or a decoder, one sample after the other."""
+"""The way of pictures of one size through an encoder or a decoder, one sample after the other.
+
+An encoder or a decoder in which another node has changed a part, as nodes for seamless pictures do, is
+stock's for as long: whole, and in the type that stock would have loaded the VAE in, because numbers
+between stock's layers may be too large for fp16. If that is too much for the card, ComfyUI's tiles
+follow.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +17,7 @@ import comfy.model_management
 import torch
 from torch import Tensor, nn
 
+from ..fused.block import HandBack
 from .memory_limits import Progress, channels_last
 from .picture_layers import PictureLayers
 from .picture_passage import Leave, Passage, Rows
@@ -18,6 +25,8 @@ from .picture_plan import Plan, Way
 from .request import Request
 from .transfer import Outbox
 
+HAND_BACK = HandBack("vae", "fused ops", "this VAE", "compute its pictures", "stock's computation")
+Pass = Callable[[Tensor], Tensor]
 Make = Callable[[Any, Tensor], Tensor]  # takes a family's layers and a picture [1, c, h, w]
 
 
@@ -99,10 +108,16 @@ class Route:
         return Passage(layers, banded.modules, banded.way, banded.plan, given, banded.end, progress, like)
 
 
-def decoded(half: nn.Module, route: Route, request: Request, z: Tensor, out: Tensor) -> Tensor:
+def decoded(
+    half: nn.Module, route: Route, request: Request, z: Tensor, out: Tensor, stocks: Pass | None = None
+) -> Tensor:
     """Decode latents [b, z, h, w] into `out`, [b, 3, scale h, scale w] on any device, and return
-    it."""
+    it.
+
+    stocks  stock's computation of one sample, if it is not the half itself
+    """
     progress, outbox = Progress(len(z) * route.bands, shown=request.alone), Outbox(out, request.finishes)
+    is_stocks = handed_back(half, request, z)
 
     def one(sample: int, begun: Request) -> None:
         def put(first: int, last: int, pixels: Tensor) -> None:
@@ -112,19 +127,30 @@ def decoded(half: nn.Module, route: Route, request: Request, z: Tensor, out: Ten
 
     for sample in range(len(z)):
         comfy.model_management.throw_exception_if_processing_interrupted()
-        request.served(half, z.shape, route.piece, partial(one, sample))
+        if is_stocks:
+            outbox.put((slice(sample, sample + 1),), by_stock(half, z[sample : sample + 1], stocks))
+            progress.add(route.bands)
+        else:
+            request.served(half, z.shape, route.piece, partial(one, sample))
         outbox.flush()
     return out
 
 
 def encoded(
-    half: nn.Module, route: Route, request: Request, x: Tensor, begin: Callable[[Tensor], Tensor] = channels_last
+    half: nn.Module,
+    route: Route,
+    request: Request,
+    x: Tensor,
+    begin: Pass = channels_last,
+    stocks: Pass | None = None,
 ) -> Tensor:
     """Encode pixels [b, 3, h, w] on any device: [b, c, h', w'] on the request's device.
 
-    begin  applied to rows of pixels that have arrived on the device
+    begin   applied to rows of pixels that have arrived on the device
+    stocks  as for `decoded`
     """
     progress, latents = Progress(len(x) * route.bands, shown=request.alone), []
+    is_stocks = handed_back(half, request, x)
 
     def one(given: Tensor, begun: Request) -> Tensor:
         def pixels(first: int, last: int) -> Tensor:
@@ -134,8 +160,44 @@ def encoded(
 
     for sample in range(len(x)):
         comfy.model_management.throw_exception_if_processing_interrupted()
-        latents.append(request.served(half, x.shape, route.piece, partial(one, x[sample : sample + 1])))
+        given = x[sample : sample + 1]
+        if is_stocks:
+            latents.append(by_stock(half, begin(given.to(request.device)), stocks))
+            progress.add(route.bands)
+        else:
+            latents.append(request.served(half, x.shape, route.piece, partial(one, given)))
     return torch.cat(latents)
+
+
+# ------------------------------------------------------------------------------------------------------ handing back
+
+
+def handed_back(half: nn.Module, request: Request, x: Tensor) -> bool:
+    """Whether stock computes this half of a VAE, because another node has changed a part of it."""
+    name = next((name for name, part in half.named_modules() if part is not half and _is_changed(part)), None)
+    if name is not None:
+        HAND_BACK(f"another node has replaced {name}", x, forced=request.policy.default == "on")
+    return name is not None
+
+
+def _is_changed(part: Any) -> bool:
+    """Looks at the part alone, because a node may have made a copy of the VAE before."""
+    own = part.__dict__
+    if "forward" in own or "_conv_forward" in own or part._forward_hooks or part._forward_pre_hooks:
+        return True
+    return isinstance(part, nn.Conv2d) and (part.padding_mode != "zeros" or part.dilation != (1, 1))
+
+
+def by_stock(half: nn.Module, x: Tensor, stocks: Pass | None = None) -> Tensor:
+    """Stock's computation of a picture [1, c, h, w] on its device, in x's type again."""
+    if stocks is not None:
+        return stocks(x)
+    dtype = x.dtype
+    if dtype is torch.float16:
+        dtype = comfy.model_management.vae_dtype(x.device, [torch.bfloat16, torch.float32])
+    with_weights = {name: one.to(dtype) for name, one in half.named_parameters() if one.is_floating_point()}
+    made: Tensor = torch.func.functional_call(half, with_weights, (x.to(dtype),))
+    return made.to(x.dtype)
 
 
 def _rows(x: Tensor, first: int, last: int) -> Tensor:

@@ -26,7 +26,7 @@ from ...vae.bands import CONV, UP, Layer, by_rows, convolutions, entering, fewes
 from ...vae.memory_limits import HELD, LIMIT, channels_last, weights
 from ...vae.picture_layers import PictureLayers
 from ...vae.picture_plan import PACK, Picture, Way, in_one_pass
-from ...vae.picture_route import Banded, Route, Whole, decoded, encoded
+from ...vae.picture_route import Banded, Pass, Route, Whole, decoded, encoded
 from ...vae.request import Request, answer, room_within
 from ...weights.operands import operands
 
@@ -265,7 +265,9 @@ class FusedTiny:
         if fold(vae) > 1:
             latent = torch.pixel_shuffle(latent, fold(vae))
         request = Request.for_pictures(self, x.device, room, BESIDE, output_buffer is not None)
-        return decoded(vae.taesd_decoder, route(vae, True, latent, request.room), request, latent, out)
+        half = vae.taesd_decoder
+        found = route(vae, True, latent, request.room)
+        return decoded(half, found, request, latent, out, lambda one: _by_stock(half, one) * 2 - 1)
 
     @torch.no_grad()
     def encode(self, x: Tensor, device: torch.device | None = None, room: int | None = None) -> Tensor:
@@ -274,11 +276,20 @@ class FusedTiny:
         vae: Any = self
         request = Request.for_pictures(self, device or x.device, room, BESIDE, device is not None)
         found = route(vae, False, x, request.room)
-        latent = encoded(vae.taesd_encoder, found, request, x, lambda pixels: channels_last(pixels) * 0.5 + 0.5)
+        half = vae.taesd_encoder
+        begin: Pass = lambda pixels: channels_last(pixels) * 0.5 + 0.5  # noqa: E731
+        latent = encoded(half, found, request, x, begin, partial(_by_stock, half))
         if fold(vae) > 1:
             latent = torch.pixel_unshuffle(latent, fold(vae))
         scaled: Tensor = latent / vae.vae_scale + vae.vae_shift
         return scaled
+
+
+def _by_stock(half: nn.Sequential, x: Tensor) -> Tensor:
+    """Stock's layers in turn, because its halves for Flux.2 fold latents as well."""
+    for layer in half:
+        x = layer(x)
+    return x
 
 
 def fuse(vae: Any, policy: KernelPolicy = STANDARD, limit: int = LIMIT) -> None:

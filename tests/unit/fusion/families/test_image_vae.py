@@ -23,7 +23,7 @@ from fusestream.fusion.families.image_vae import IMAGE_VAE, fused
 from fusestream.fusion.families.image_vae import layers as image_layers
 from fusestream.fusion.vae import picture_planner as plan
 from fusestream.fusion.vae.memory_limits import LIMIT
-from fusestream.kernels_cuda import KernelPolicy
+from fusestream.kernels_cuda import LEDGER, KernelPolicy, KernelRefused
 from fusestream.memory import Checkpoint
 
 SD = KINDS["sd_vae"]
@@ -64,20 +64,69 @@ def test_every_way_of_keeping_is_exact(files):
                 close(net.decode(z.clone()), whole)
 
 
-def test_numbers_beyond_fp16_stay_in_range(files):
-    """What passes between norms as large as in SDXL's VAE: stock's fp16 is lost."""
-    large = copy.deepcopy(files.net("sd_vae"))
-    for block in [*large.decoder.up[0].block, *large.decoder.up[1].block]:
+def large(files):
+    """A VAE with numbers between its norms as large as in SDXL's."""
+    net = copy.deepcopy(files.net("sd_vae"))
+    for block in [*net.decoder.up[0].block, *net.decoder.up[1].block]:
         for conv in (block.conv1, block.conv2):
             conv.weight *= 2**12
             conv.bias *= 2**12
-    large.decoder.up[1].upsample.conv.weight *= 2**3
-    z = torch.randn(1, 4, 4, 4)
-    exact = large.decode(z.clone())
-    half = copy.deepcopy(large).half()
+    net.decoder.up[1].upsample.conv.weight *= 2**3
+    return net
+
+
+def test_numbers_beyond_fp16_stay_in_range(files):
+    """Stock's fp16 is lost."""
+    net, z = large(files), torch.randn(1, 4, 4, 4)
+    exact = net.decode(z.clone())
+    half = net.half()
     assert not half.decode(z.half()).isfinite().all()
     got = SD.fused(half, KernelPolicy()).decode(z.half()).float()
     assert (got - exact).norm() <= 0.01 * exact.norm()
+
+
+def around(conv, x, weight, bias):
+    return torch.nn.functional.conv2d(torch.nn.functional.pad(x, (1, 1, 1, 1), mode="circular"), weight, bias)
+
+
+@pytest.mark.parametrize("attribute", ["padding_mode", "_conv_forward"])
+@pytest.mark.parametrize("kind", ["sd_vae", "taef2"])
+def test_what_another_node_does_to_a_convolution_is_done(files, kind, attribute):
+    """As nodes for seamless pictures do it, to the VAE or to a copy that they make; and when they take it back, it is
+    ours again."""
+    plain = files.net(kind)
+    ours, stocks = copy.deepcopy(KINDS[kind].fused(plain, KernelPolicy())), copy.deepcopy(plain)
+    z, pixels = (KINDS[kind].given(way, 5, 3, batch=2) for way in ("decode", "encode"))
+    before = ours.decode(z.clone())
+    convs = [m for net in (ours, stocks) for m in net.modules() if getattr(m, "padding", None) == (1, 1)]
+    assert convs
+    for conv in (conv for conv in convs if conv.stride == (1, 1)):
+        setattr(conv, attribute, "circular" if attribute == "padding_mode" else around.__get__(conv))
+    want = stocks.decode(z.clone())
+    buffer = torch.zeros_like(want)
+    LEDGER.clear()
+    ours.decode(z.clone(), output_buffer=buffer)
+    close(buffer, want)
+    close(ours.encode(pixels.clone()), stocks.encode(pixels.clone()))
+    assert {one.reason.split(" replaced ")[0] for one in LEDGER.refusals if one.op == "vae"} == {"another node has"}
+    assert float((before - want).norm()) > 0.1 * float(want.norm()), "it does something"
+    ours.fusestream_policy = KernelPolicy.of("on")
+    with pytest.raises(KernelRefused, match="this VAE"):
+        ours.decode(z.clone())
+    ours.fusestream_policy = KernelPolicy()
+    for conv in convs:
+        conv.__dict__.pop("_conv_forward", None)
+        conv.padding_mode = "zeros"
+    assert torch.equal(ours.decode(z.clone()), before)
+
+
+def test_what_is_stocks_for_another_nodes_sake_does_not_overflow(files):
+    half = SD.fused(large(files).half(), KernelPolicy())
+    exact, z = large(files), torch.randn(1, 4, 4, 4)
+    for net in (half, exact):
+        net.decoder.conv_in.padding_mode = "circular"
+    got, want = half.decode(z.half()).float(), exact.decode(z.clone())
+    assert (got - want).norm() <= 0.02 * want.norm()
 
 
 def test_where_kernels_are_on_the_attention_that_none_serves_is_torchs(monkeypatch):
