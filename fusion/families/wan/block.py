@@ -199,9 +199,12 @@ def block(
     shift, scale, gate, ffn_shift, ffn_scale, ffn_gate = modulation(module, e, x)
     x = within(module.self_attn, seen_by_itself, module, policy, x, shift, scale, gate, freqs, options)
     x = within(module.cross_attn, seen_by_text, module, policy, x, context, context_img_len, options)
-    for patch in options.get("patches", {}).get("attn2_patch", ()):
+    patches = options.get("patches", {}).get("attn2_patch", ())
+    for patch in patches:
         x = patch({"x": x, "transformer_options": options})
-    out: Tensor = within(module.ffn, fed_forward, module, policy, x, ffn_shift, ffn_scale, ffn_gate, options)
+    # A patch may keep what it was given, or what it gave.
+    into = x.new_empty(x.shape) if patches else None
+    out: Tensor = within(module.ffn, fed_forward, module, policy, x, ffn_shift, ffn_scale, ffn_gate, options, into)
     return out
 
 
@@ -237,12 +240,28 @@ def seen_by_text(
 
 
 def fed_forward(
-    module: Any, policy: KernelPolicy, x: Tensor, shift: Tensor, scale: Tensor, gate: Tensor, options: Options
+    module: Any,
+    policy: KernelPolicy,
+    x: Tensor,
+    shift: Tensor,
+    scale: Tensor,
+    gate: Tensor,
+    options: Options,
+    into: Tensor | None = None,
 ) -> Tensor:
-    """x [batch, tokens, dim] plus its feed-forward, in place."""
+    """x [batch, tokens, dim] plus its feed-forward, in place, or written into a tensor like it."""
     normed = Normed(x, scale, shift, eps=module.norm2.eps)
     pieces = options.get(PIECES, CHUNK_BYTES)
-    return feed_forward(normed, module.ffn[0], module.ffn[2], policy, residual=x, gate=gate, out=x, pieces=pieces)
+    return feed_forward(
+        normed,
+        module.ffn[0],
+        module.ffn[2],
+        policy,
+        residual=x,
+        gate=gate,
+        out=x if into is None else into,
+        pieces=pieces,
+    )
 
 
 def self_attention(

@@ -91,6 +91,18 @@ def test_a_block_of_the_side_branch(number: int) -> None:
     assert not handed_back() and all(distance(a, b) < 3e-3 for a, b in zip(ours, theirs, strict=True))
 
 
+def test_what_a_patch_keeps_stays_as_it_was() -> None:
+    case, kept = Case(), list[tuple[torch.Tensor, torch.Tensor]]()
+
+    def patch(args: dict[str, Any]) -> torch.Tensor:
+        kept.append((args["x"], args["x"].clone()))
+        x: torch.Tensor = args["x"]
+        return x
+
+    assert case.error(case.options(patches={"attn1_patch": [patch], "attn2_patch": [patch]})) < 3e-3
+    assert len(kept) == 2 and all(torch.equal(x, before) for x, before in kept)
+
+
 def test_patches_of_the_attentions_see_what_they_would() -> None:
     case = Case()
     seen: list[dict[str, Any]] = []
