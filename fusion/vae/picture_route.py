@@ -17,7 +17,6 @@ import comfy.model_management
 import torch
 from torch import Tensor, nn
 
-from ..fused.block import HandBack
 from .memory_limits import Progress, channels_last
 from .picture_layers import PictureLayers
 from .picture_passage import Leave, Passage, Rows
@@ -25,7 +24,6 @@ from .picture_plan import Plan, Way
 from .request import Request
 from .transfer import Outbox
 
-HAND_BACK = HandBack("vae", "fused ops", "this VAE", "compute its pictures", "stock's computation")
 Pass = Callable[[Tensor], Tensor]
 Make = Callable[[Any, Tensor], Tensor]  # takes a family's layers and a picture [1, c, h, w]
 
@@ -117,7 +115,7 @@ def decoded(
     stocks  stock's computation of one sample, if it is not the half itself
     """
     progress, outbox = Progress(len(z) * route.bands, shown=request.alone), Outbox(out, request.finishes)
-    is_stocks = handed_back(half, request, z)
+    is_stocks = request.hands_back(half, z)
 
     def one(sample: int, begun: Request) -> None:
         def put(first: int, last: int, pixels: Tensor) -> None:
@@ -150,7 +148,7 @@ def encoded(
     stocks  as for `decoded`
     """
     progress, latents = Progress(len(x) * route.bands, shown=request.alone), []
-    is_stocks = handed_back(half, request, x)
+    is_stocks = request.hands_back(half, x)
 
     def one(given: Tensor, begun: Request) -> Tensor:
         def pixels(first: int, last: int) -> Tensor:
@@ -167,25 +165,6 @@ def encoded(
         else:
             latents.append(request.served(half, x.shape, route.piece, partial(one, given)))
     return torch.cat(latents)
-
-
-# ------------------------------------------------------------------------------------------------------ handing back
-
-
-def handed_back(half: nn.Module, request: Request, x: Tensor) -> bool:
-    """Whether stock computes this half of a VAE, because another node has changed a part of it."""
-    name = next((name for name, part in half.named_modules() if part is not half and _is_changed(part)), None)
-    if name is not None:
-        HAND_BACK(f"another node has replaced {name}", x, forced=request.policy.default == "on")
-    return name is not None
-
-
-def _is_changed(part: Any) -> bool:
-    """Looks at the part alone, because a node may have made a copy of the VAE before."""
-    own = part.__dict__
-    if "forward" in own or "_conv_forward" in own or part._forward_hooks or part._forward_pre_hooks:
-        return True
-    return isinstance(part, nn.Conv2d) and (part.padding_mode != "zeros" or part.dilation != (1, 1))
 
 
 def by_stock(half: nn.Module, x: Tensor, stocks: Pass | None = None) -> Tensor:

@@ -13,7 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from ...kernels_cuda import KernelPolicy
+from ..fused.block import HandBack
 from .memory_limits import HELD, LIMIT, OTHERS, Leftovers, Result, on_card, weight_bytes
+
+HAND_BACK = HandBack("vae", "fused ops", "this VAE", "compute as another node has changed it", "stock's computation")
 
 
 @dataclass(frozen=True)
@@ -67,9 +70,28 @@ class Request:
         begun = replace(self, tidies=not piece)
         return Leftovers(half, shape, piece).serve(lambda: run(begun), piece, self.most, self.device)
 
+    def hands_back(self, half: nn.Module, x: Tensor) -> bool:
+        """Whether stock computes this half of a VAE for x, because another node has changed a part of
+        it."""
+        name = next((name for name, part in half.named_modules() if part is not half and is_changed(part)), None)
+        if name is not None:
+            HAND_BACK(f"another node has replaced {name}", x, forced=self.policy.default == "on")
+        return name is not None
+
     def spare(self, need: int) -> int:
         """Bytes that torch's allocator may hold unused before a part that needs so many."""
         return max(0, self.room - int(HELD * need))
+
+
+def is_changed(part: Any) -> bool:
+    """Whether another node has changed how a layer computes, as those for seamless pictures do. Told
+    from the layer alone, because the node may have copied the VAE before."""
+    own = part.__dict__
+    if "forward" in own or "_conv_forward" in own or part._forward_hooks or part._forward_pre_hooks:
+        return True
+    if not isinstance(part, nn.Conv2d | nn.Conv3d):
+        return False
+    return part.padding_mode != "zeros" or any(step != 1 for step in part.dilation)
 
 
 def room_within(vae: nn.Module, limit: int, device: torch.device | None) -> int:

@@ -26,7 +26,7 @@ from fusestream.fusion.families.image_vae import tiny
 from fusestream.fusion.families.wan.vae import layers as wan_layers
 from fusestream.fusion.vae import memory_limits, request
 from fusestream.fusion.vae.memory_limits import LIMIT
-from fusestream.kernels_cuda import KernelPolicy
+from fusestream.kernels_cuda import LEDGER, KernelPolicy, KernelRefused
 
 # One of each code: what others have of their own is the widths, and with --thorough.
 MOST = (
@@ -88,6 +88,41 @@ def test_pixels_that_are_no_whole_latents(files: Files, name: str) -> None:
         x = torch.randn(2, 3, *size)
         for options in (kind.budgets[0], kind.budgets[-2]):
             close(call(kind.fused(stock), "encode", x, **options), call(stock, "encode", x))
+
+
+def around(conv: Any, x: torch.Tensor, weight: torch.Tensor, bias: Any) -> torch.Tensor:
+    padded = torch.nn.functional.pad(x, (1, 1, 1, 1), mode="circular")
+    return torch.nn.functional.conv2d(padded, weight, bias, conv.stride)
+
+
+@pytest.mark.parametrize("attribute", ["padding_mode", "_conv_forward"])
+@pytest.mark.parametrize("name", ["sd_vae", "taef2", "wan_vae"])
+def test_what_another_node_does_to_a_convolution_is_done(files: Files, name: str, attribute: str) -> None:
+    """As nodes for seamless pictures do it, to the VAE or to a copy that they make; and when they take it back, it is
+    ours again."""
+    kind, plain = KINDS[name], files.net(name)
+    ours, stock = copy.deepcopy(kind.fused(plain, KernelPolicy())), copy.deepcopy(plain)
+    latents, pixels = (kind.given(way, 3, 2, batch=1 if kind.frames else 2) for way in ("decode", "encode"))
+    before = call(ours, "decode", latents)
+    convs: list[Any] = [one for net in (ours, stock) for one in net.modules() if getattr(one, "padding", 0) == (1, 1)]
+    for conv in convs:
+        setattr(conv, attribute, "circular" if attribute == "padding_mode" else around.__get__(conv))
+    LEDGER.clear()
+    want = call(stock, "decode", latents)
+    buffer = torch.zeros_like(want)
+    call(ours, "decode", latents, output_buffer=buffer)
+    close(buffer, want)
+    close(call(ours, "encode", pixels), call(stock, "encode", pixels))
+    assert float((before - want).norm() / want.norm()) > 0.05, "it does something"
+    assert any(one.op == "vae" and "another node has replaced " in one.reason for one in LEDGER.refusals)
+    ours.fusestream_policy = KernelPolicy.of("on")
+    with pytest.raises(KernelRefused, match="this VAE"):
+        call(ours, "decode", latents)
+    ours.fusestream_policy = KernelPolicy()
+    for conv in convs:
+        conv.__dict__.pop("_conv_forward", None)
+        conv.padding_mode = "zeros"
+    assert torch.equal(call(ours, "decode", latents), before)
 
 
 @pytest.mark.every_other

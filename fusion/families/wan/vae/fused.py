@@ -133,8 +133,13 @@ class Fused:
             latent = channels_last(causal_conv(vae.conv2, request.policy, z[sample : sample + 1]))
             passage.decode(latent, outbox, sample)
 
+        is_stocks = request.hands_back(vae, z)
         for sample in range(len(z)):
-            request.served(vae.decoder, z.shape, piece, partial(one, sample))
+            if is_stocks:
+                outbox.put((slice(sample, sample + 1),), super().decode(z[sample : sample + 1]))  # type: ignore[misc]
+                outbox.flush()
+            else:
+                request.served(vae.decoder, z.shape, piece, partial(one, sample))
         if finishes is not None:
             finishes.done(out)
         return out
@@ -166,6 +171,9 @@ class Fused:
             made = passage.encode(given._replace(pixels=given.pixels[sample : sample + 1, :, :used]))
             return torch.cat([causal_conv(vae.conv1, request.policy, each).chunk(2, 1)[0] for each in made], 2)
 
+        if request.hands_back(vae, x):
+            made: Tensor = super().encode(given.piece(given.pixels.to(device)))  # type: ignore[misc]
+            return made
         return torch.cat([request.served(vae.encoder, x.shape, piece, partial(one, at)) for at in range(len(x))])
 
     def _cut(self, job: Work, bands: int | None, device: torch.device) -> Cutting:

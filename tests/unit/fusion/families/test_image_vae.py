@@ -23,7 +23,7 @@ from fusestream.fusion.families.image_vae import IMAGE_VAE, fused
 from fusestream.fusion.families.image_vae import layers as image_layers
 from fusestream.fusion.vae import picture_planner as plan
 from fusestream.fusion.vae.memory_limits import LIMIT
-from fusestream.kernels_cuda import LEDGER, KernelPolicy, KernelRefused
+from fusestream.kernels_cuda import KernelPolicy
 from fusestream.memory import Checkpoint
 
 SD = KINDS["sd_vae"]
@@ -83,41 +83,6 @@ def test_numbers_beyond_fp16_stay_in_range(files):
     assert not half.decode(z.half()).isfinite().all()
     got = SD.fused(half, KernelPolicy()).decode(z.half()).float()
     assert (got - exact).norm() <= 0.01 * exact.norm()
-
-
-def around(conv, x, weight, bias):
-    return torch.nn.functional.conv2d(torch.nn.functional.pad(x, (1, 1, 1, 1), mode="circular"), weight, bias)
-
-
-@pytest.mark.parametrize("attribute", ["padding_mode", "_conv_forward"])
-@pytest.mark.parametrize("kind", ["sd_vae", "taef2"])
-def test_what_another_node_does_to_a_convolution_is_done(files, kind, attribute):
-    """As nodes for seamless pictures do it, to the VAE or to a copy that they make; and when they take it back, it is
-    ours again."""
-    plain = files.net(kind)
-    ours, stocks = copy.deepcopy(KINDS[kind].fused(plain, KernelPolicy())), copy.deepcopy(plain)
-    z, pixels = (KINDS[kind].given(way, 5, 3, batch=2) for way in ("decode", "encode"))
-    before = ours.decode(z.clone())
-    convs = [m for net in (ours, stocks) for m in net.modules() if getattr(m, "padding", None) == (1, 1)]
-    assert convs
-    for conv in (conv for conv in convs if conv.stride == (1, 1)):
-        setattr(conv, attribute, "circular" if attribute == "padding_mode" else around.__get__(conv))
-    want = stocks.decode(z.clone())
-    buffer = torch.zeros_like(want)
-    LEDGER.clear()
-    ours.decode(z.clone(), output_buffer=buffer)
-    close(buffer, want)
-    close(ours.encode(pixels.clone()), stocks.encode(pixels.clone()))
-    assert {one.reason.split(" replaced ")[0] for one in LEDGER.refusals if one.op == "vae"} == {"another node has"}
-    assert float((before - want).norm()) > 0.1 * float(want.norm()), "it does something"
-    ours.fusestream_policy = KernelPolicy.of("on")
-    with pytest.raises(KernelRefused, match="this VAE"):
-        ours.decode(z.clone())
-    ours.fusestream_policy = KernelPolicy()
-    for conv in convs:
-        conv.__dict__.pop("_conv_forward", None)
-        conv.padding_mode = "zeros"
-    assert torch.equal(ours.decode(z.clone()), before)
 
 
 def test_what_is_stocks_for_another_nodes_sake_does_not_overflow(files):
