@@ -8,7 +8,7 @@ function, with the reason in the ledger.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -141,6 +141,14 @@ class AttentionOverride:
         if name != STOCK and self._mode != "on":
             return f"ComfyUI was started with another attention ({name}), and that is kept"
         return call.unknown()
+
+
+def is_anothers(options: Mapping[str, Any]) -> bool:
+    """Whether another node's function attends in a call with these transformer_options. It may write
+    to what it is given, and keep what it gives."""
+    override = options.get(HOOK)
+    override = getattr(override, "held", override)  # the override inside of sparse attention
+    return override is not None and not isinstance(override, AttentionOverride)
 
 
 def wrong_tensor(q: Tensor, types: Container[torch.dtype] = (torch.float16,)) -> str | None:

@@ -39,6 +39,7 @@ from ....kernels_cuda import STANDARD, KernelPolicy, rms_rope_
 from ....kernels_cuda.ops.matmul.mlp import CHUNK_BYTES
 from ....kernels_cuda.ops.views.half_range import saturated
 from ...base.hooks import PIECES
+from ...fused.attention import is_anothers
 from ...fused.block import AROUND_FP32, FusedBlock, HandBack, fuse_blocks
 from ...fused.named_attention import told
 from ...stream.block_hooks import within
@@ -365,7 +366,8 @@ def attention(
     del q, k, v, q4, k4
     if logits is not None:
         by = logits.sigmoid().mul_(2)[..., None]
-        attended = attended.view(*attended.shape[:2], attn.heads, attn.dim_head).mul_(by).flatten(2)
+        apart = attended.view(*attended.shape[:2], attn.heads, attn.dim_head)
+        attended = (apart * by if is_anothers(options) else apart.mul_(by)).flatten(2)
     return attended
 
 

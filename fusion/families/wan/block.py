@@ -46,7 +46,7 @@ from torch import Tensor, nn
 from ....kernels_cuda import STANDARD, KernelPolicy, rms_rope_
 from ....kernels_cuda.ops.matmul.mlp import CHUNK_BYTES
 from ...base.hooks import BLOCK_PARTS, PIECES
-from ...fused.attention import HOOK, AttentionOverride
+from ...fused.attention import is_anothers
 from ...fused.block import FusedBlock, HandBack, fuse_block
 from ...fused.named_attention import told
 from ...stream.block_hooks import of_text, within
@@ -311,16 +311,15 @@ def cross_attention(
         # As stock does from ComfyUI 0.33 on: in few bits the few tokens of a picture may become
         # NaN.
         exact = {**told(attn), "low_precision_attention": False}
-        attended.add_(_attend_kept(q, of_picture[0], of_picture[1], attn.num_heads, options, **exact))
+        seen = _attend_kept(q, of_picture[0], of_picture[1], attn.num_heads, options, **exact)
+        attended = attended + seen if is_anothers(options) else attended.add_(seen)
     return attended
 
 
 def _attend_kept(q: Tensor, k: Tensor, v: Tensor, heads: int, options: Options, **others: Any) -> Tensor:
     """Attention with keys and values that will be read again. Another node's override gets copies,
     because it may write to its arguments."""
-    override = options.get(HOOK)
-    override = getattr(override, "held", override)  # the override inside of sparse attention
-    if override is not None and not isinstance(override, AttentionOverride):
+    if is_anothers(options):
         k, v = k.clone(), v.clone()
     return _attend(q, k, v, heads, options, **others)
 

@@ -168,15 +168,19 @@ def test_masks() -> None:
 
 def test_an_override_of_another_node_computes_the_attention() -> None:
     case, calls = Case(), []
+    kept: list[tuple[Tensor, Tensor]] = []
 
     def override(_stock: Any, *args: Any, **kwargs: Any) -> Tensor:
         calls.append(([tuple(t.shape) for t in args[:3]], args[3], kwargs.get("mask") is None))
-        return args[2].mean(1, keepdim=True).expand_as(args[0]).contiguous()
+        made = args[2].mean(1, keepdim=True).expand_as(args[0]).contiguous()
+        kept.append((made, made.clone()))
+        return made
 
     ours = case.run(case.module, case.options() | {attention.HOOK: override})
     theirs = case.run(case.stock, {attention.HOOK: override})
     assert all(distance(one.double(), other.double()) < NEAR for one, other in zip(ours, theirs, strict=True))
     assert len(calls) == 12 and calls[:6] == calls[6:] and not handed_back()
+    assert all(torch.equal(made, before) for made, before in kept), "it may answer with the same again"
 
 
 def test_a_stream_in_fp32_holds_what_fp16_does_not() -> None:

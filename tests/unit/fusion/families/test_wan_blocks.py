@@ -133,6 +133,20 @@ def test_an_override_of_another_node_computes_the_attention() -> None:
     assert len(calls) == 4 and not handed_back()
 
 
+def test_what_another_nodes_attention_keeps_stays_as_it_was() -> None:
+    """It may answer with the same at the next step."""
+    case, kept = Case("i2v_cross_attn"), list[tuple[torch.Tensor, torch.Tensor]]()
+
+    def override(stock: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        made = stock(*args, **kwargs)
+        kept.append((made, made.clone()))
+        return made
+
+    ours = case.run(case.module, case.options() | {attention.HOOK: override})
+    assert distance(ours, case.run(case.stock, {})) < 3e-3
+    assert len(kept) == 3 and all(torch.equal(made, before) for made, before in kept)
+
+
 @pytest.mark.parametrize("part", ["self_attn", "cross_attn", "ffn.0", "self_attn.q"])
 def test_a_block_with_replaced_parts_is_stocks(part: str) -> None:
     case = Case()
