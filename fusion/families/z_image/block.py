@@ -191,9 +191,12 @@ def factored(x: Tensor, norm: Any, modulation: Tensor | None, policy: KernelPoli
     if modulation is None:
         return Normed(x, weight=own.weight, eps=norm.eps, kind="rms")
     by = torch.tanh(modulation.float()) if is_gate else 1 + modulation.float()
-    # The op adds one to a scale. Its kernels read fp32 factors with fp16 rows, and fp16 ones with
-    # fp32 rows.
-    scale = (by * own.matrix.float() - 1)[:, None].to(torch.float32 if x.dtype is HALF else HALF)
+    factors = by * own.matrix.float()
+    # Beside fp32 rows the kernels read fp16, and they add one to a scale: of small factors that leaves
+    # few digits. A weight has all of its own, and is one for all rows of a batch.
+    if x.dtype is torch.float32 and len(factors) == 1:
+        return Normed(x, weight=factors[0].to(HALF), eps=norm.eps, kind="rms")
+    scale = (factors - 1)[:, None].to(torch.float32 if x.dtype is HALF else HALF)
     return Normed(x, scale, eps=norm.eps, kind="rms")
 
 

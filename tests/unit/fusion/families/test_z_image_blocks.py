@@ -94,6 +94,16 @@ def test_a_block(lumina: bool, modulation: bool) -> None:
     assert torch.equal(case.x, before), "patches between the blocks still want it"
 
 
+def test_small_gains_beside_an_fp32_stream_keep_their_digits() -> None:
+    case: Any = Case(torch.float32)
+    case.x, case.adaln = case.x[:1], case.adaln[:1]
+    gains = torch.linspace(0.002, 0.02, 256)
+    for module in (case.module, case.stock):
+        for norm in (module.attention_norm1, module.ffn_norm1):
+            norm.weight.data.copy_(gains)
+    assert case.error(case.options()) < 6e-4 and not handed_back()
+
+
 def test_masks_and_segments_at_timestep_zero() -> None:
     case = Case()
     seen = torch.rand(60, 60) < 0.6
