@@ -8,7 +8,7 @@ the ledger once, and under the policy `on` it is an error (`HandBack`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from itertools import chain, repeat
 from operator import contains, is_, itemgetter, methodcaller
 from typing import Any
@@ -34,6 +34,10 @@ AROUND_FP32 = (torch.float16,) if args.force_fp32 or args.fp32_unet else (torch.
 VALUES: Any = methodcaller("values")
 # What a convolution's module says of how it convolves. Nodes for seamless pictures write to the first.
 CONVOLVES: Any = itemgetter("padding_mode", "padding", "stride", "dilation")
+# Methods that compute, which nodes write into whole classes: AnimateDiff into torch's GroupNorm, for as
+# long as it samples.
+COMPUTES = ("forward", "forward_comfy_cast_weights")
+OURS = __name__.removesuffix("fused.block")  # how the names of our own modules begin
 
 # ---------------------------------------------------------------------------------------------------------- handing back
 
@@ -90,6 +94,26 @@ def unserved(x: Tensor, types: Container[torch.dtype] = (torch.float16,)) -> str
     return None
 
 
+class Code:
+    """The methods that compute in the classes of some modules, at the time when these were fused."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        kinds = {one for module in modules for one in type(module).__mro__ if not one.__module__.startswith(OURS)}
+        methods = [(one, name) for one in kinds for name in COMPUTES if name in vars(one)]
+        self._classes, self._names = [one for one, _ in methods], [name for _, name in methods]
+        self._methods = [*map(getattr, self._classes, self._names)]
+
+    def is_as_it_was(self) -> bool:
+        return all(map(is_, map(getattr, self._classes, self._names), self._methods))
+
+    def written(self) -> str | None:
+        """What another node has written into a class, in words a user understands; None: nothing."""
+        for kind, name, method in zip(self._classes, self._names, self._methods, strict=True):
+            if getattr(kind, name) is not method:
+                return f"another node has replaced {kind.__name__}.{name} of all models"
+        return None
+
+
 class Parts:
     """A block's modules at the time when it was fused, compared at each call of the block. It
     refers to what is inside of the block, never to the block, because the cycle would keep both
@@ -111,6 +135,8 @@ class Parts:
         self._convolving = [part.__dict__ for _, part in named if hasattr(part, "_conv_forward")]
         self._as_fused = [*map(CONVOLVES, self._convolving)]
         self._itself = CONVOLVES(block.__dict__) if hasattr(block, "_conv_forward") else None
+        self._code = Code(part for _, part in named)
+        self._own_code = Code([block])
         self._hooks = [hooks for _, _, *both in self._calls for hooks in both]
         self._held = [modules for _, modules in self._holding]
         self._look_inside()
@@ -136,7 +162,7 @@ class Parts:
             return self._for_good
         if self._itself is not None and ("_conv_forward" in (own := block.__dict__) or CONVOLVES(own) != self._itself):
             return "another node has replaced how it convolves"
-        replaced = self.replaced()
+        replaced = self.replaced() or self._own_code.written()
         if replaced is not None:
             return replaced
         return None if STREAMED in block.__dict__ else self._elsewhere(x.device)
@@ -148,6 +174,7 @@ class Parts:
             and not any(map(contains, self._owns, repeat("forward")))
             and not any(map(contains, self._convolving, repeat("_conv_forward")))
             and [*map(CONVOLVES, self._convolving)] == self._as_fused
+            and self._code.is_as_it_was()
             and [*map(len, self._held)] == self._sizes
             and all(map(is_, chain.from_iterable(map(VALUES, self._held)), self._inner))
         )
@@ -160,6 +187,8 @@ class Parts:
                 return f"another node has replaced {name}"
             if id(own) in was and CONVOLVES(own) != was[id(own)]:
                 return f"another node has replaced {name}"
+        if (written := self._code.written()) is not None:
+            return written
         for name, modules, before in self._groups:
             if not another_is_preferred(modules, before):
                 changed = next((part for part, module in modules.items() if module not in before), "a part")

@@ -355,6 +355,24 @@ def test_a_part_that_another_node_lets_convolve_otherwise_is_stocks(attribute: s
     assert torch.equal(case.run(x)[0], own)
 
 
+def test_a_part_whose_norm_another_node_has_written_into_its_class_is_stocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As AnimateDiff does it while it samples: a norm is over all frames of a batch."""
+    case = Case(made(stock.ResBlock, 64, 128, 0))
+    given = torch.randn(3, 64, 8, 6, dtype=HALF), torch.randn(3, 128, dtype=HALF)
+    own, plain = case.run(*given)
+
+    def over_frames(norm: Any, x: torch.Tensor) -> torch.Tensor:
+        together = x.movedim(0, 1)[None]
+        normed = torch.nn.functional.group_norm(together, norm.num_groups, norm.weight, norm.bias, norm.eps)
+        return normed[0].movedim(1, 0)
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(torch.nn.GroupNorm, "forward", over_frames)
+        assert case.error(*given) == 0 and distance(case.run(*given)[1], plain) > 0.01
+    assert handed_back() == {"another node has replaced GroupNorm.forward of all models"}
+    assert torch.equal(case.run(*given)[0], own)
+
+
 @pytest.mark.deep
 def test_a_first_convolution_that_another_node_pads_is_stocks(folder: Path) -> None:
     """As nodes for seamless pictures do it; all else is ours."""
