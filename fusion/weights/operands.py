@@ -132,7 +132,8 @@ def bias_of(module: Any, x: Tensor) -> Tensor | None:
     bias = module._parameters.get("bias")
     if bias is None:
         return None
-    made: Tensor = bias.to(x.device, x.dtype)
+    # Functions may write to what they are given, as ComfyUI's patches do.
+    made: Tensor = bias.to(x.device, x.dtype, copy=bool(module.bias_function))
     for function in module.bias_function:
         made = function(made)
     return made.to(x.dtype)
