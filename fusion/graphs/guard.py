@@ -7,15 +7,16 @@ tensor, or keeps something from one call for the next, must be noticed.
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from itertools import zip_longest
 from typing import Any
 
 from torch import Tensor, nn
 
 from ...gpu.call_key import is_plain
-from ..weights.storage import stored
+from ..weights.storage import is_quantised, stored
 
 Place = tuple[dict[str, Any], str]
 Kept = list[dict[str, Any]]
@@ -46,15 +47,16 @@ class Unchanged:
         self._names = [name for _, name, is_plain in found if is_plain]
         self._quantised = [(held, name) for held, name, is_plain in found if not is_plain]
 
-    def addresses(self) -> tuple[int | None, ...]:
-        """Addresses of the tensors that do not stream, in the places found. A replay waits for
-        this, so it uses `map` without a Python step for each."""
+    def addresses(self) -> tuple[Hashable, ...]:
+        """Addresses of the tensors that do not stream, in the places found; of a quantised one
+        those of its scales, too. A replay waits for this, so it uses `map` without a Python step
+        for each."""
         plain: list[Any] = [*map(dict.get, self._held, self._names)]
         if not PLAIN_TENSORS.issuperset(map(type, plain)):
             return tuple(map(_address, plain)) + self._others()
         return (*map(Tensor.data_ptr, plain), *self._others())
 
-    def _others(self) -> tuple[int | None, ...]:
+    def _others(self) -> tuple[Hashable, ...]:
         return tuple(_address(held.get(name)) for held, name in self._quantised)
 
     def kept(self) -> Kept:
@@ -68,8 +70,11 @@ class Unchanged:
         return iter(()) if net is None else iter(net.modules())
 
 
-def _address(tensor: Any) -> int | None:
-    return None if tensor is None else stored(tensor).data_ptr()
+def _address(tensor: Any) -> Hashable:
+    if tensor is None or not is_quantised(tensor):
+        return None if tensor is None else tensor.data_ptr()
+    beside = (getattr(tensor._params, field.name) for field in dataclasses.fields(tensor._params))
+    return tensor._qdata.data_ptr(), *(one.data_ptr() for one in beside if isinstance(one, Tensor))
 
 
 def lasting(kept: Kept) -> frozenset[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 
 from fusestream.fusion.fused.block import Parts
 from fusestream.fusion.graphs.guard import Methods, Unchanged, lasting
+from fusestream.fusion.weights.scales import as_parameter
 from fusestream.gpu.capture_check import Rehearsal
 
 
@@ -141,6 +143,23 @@ def test_quantised_ones_lie_where_their_data_does() -> None:
         one.last[0].weight = nn.Parameter(again, requires_grad=False)
         after = unchanged.addresses()
         assert sum(a != b for a, b in zip(after, before, strict=True)) == counts, kept.shape
+
+
+def test_other_scales_beside_the_same_numbers_are_seen() -> None:
+    """Memory of numbers that were freed may be that of the next ones, and a graph reads scales, too."""
+    from comfy.quant_ops import QuantizedTensor
+
+    net = network()
+    made = QuantizedTensor.from_float(torch.randn(4, 4).half(), "TensorCoreFP8Layout", scale=torch.ones(()))
+    net.last[0].weight = nn.Parameter(made, requires_grad=False)
+    unchanged = Unchanged(net)
+    unchanged.look_up()
+    before = unchanged.addresses()
+    params = dataclasses.replace(made._params, scale=torch.full((), 2.0))
+    again = QuantizedTensor(net.last[0].weight._qdata, made._layout_cls, params)
+    net.last[0].weight = as_parameter(again)
+    assert net.last[0].weight._qdata.data_ptr() == made._qdata.data_ptr()
+    assert unchanged.addresses() != before
 
 
 def test_what_lasts_is_what_modules_keep() -> None:
