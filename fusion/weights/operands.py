@@ -154,11 +154,13 @@ def _as_stock(module: Any, x: Tensor) -> Iterator[Weights]:
 
 @contextlib.contextmanager
 def _brought(module: Any, device: torch.device) -> Iterator[Weights]:
-    """The weights on the device, patched, in their own dtype, or in fp32 if functions change
-    them."""
+    """The weights on the device, patched, each in its own dtype, or in fp32 if functions change
+    it."""
     kind = torch.float32 if module.weight_function else module.weight.dtype
+    own_bias = module._parameters.get("bias")
+    of_bias = torch.float32 if own_bias is None or module.bias_function else own_bias.dtype
     weight, bias, stream = comfy.ops.cast_bias_weight(
-        module, dtype=kind, device=device, bias_dtype=kind, offloadable=True, compute_dtype=torch.float32
+        module, dtype=kind, device=device, bias_dtype=of_bias, offloadable=True, compute_dtype=torch.float32
     )
     try:
         yield Weights(weight, bias)

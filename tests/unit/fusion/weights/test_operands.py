@@ -166,6 +166,21 @@ def test_of_several_that_are_brought_none_overwrites_another(monkeypatch: pytest
         assert casts[-1]["dtype"] is torch.float32, "what patches it shall not round twice"
 
 
+@pytest.mark.parametrize("stored", [torch.float8_e4m3fn, torch.bfloat16], ids=str)
+def test_a_bias_that_is_brought_is_not_rounded_as_its_weight_is(
+    stored: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "is_here", lambda *_: False)
+    one = linear(stored)
+    one.bias = nn.Parameter(linear(torch.float32).bias, requires_grad=False)
+    (found,) = taken(one)
+    assert torch.equal(found.matrix, one.weight.half())
+    assert found.bias is not None and torch.equal(found.bias, one.bias.half())
+    one.bias_function = [lambda t: t.add_(2.0**-6)]
+    (changed,) = taken(one)
+    assert changed.bias is not None and torch.equal(changed.bias, (one.bias + 2.0**-6).half())
+
+
 # --------------------------------------------------------------------------------------------------------------- packed
 
 
