@@ -25,6 +25,7 @@ class Saturation:
     def __init__(self) -> None:
         self.passes = 0
         self._count: Tensor | None = None  # int64, on the device
+        self._latest: Tensor | None = None  # of the pass that was computed last, counted or not
 
     def look(self, x: Tensor) -> None:
         """x: the stream [batch, tokens, width] as it leaves the last block. An fp32 stream is not
@@ -32,13 +33,16 @@ class Saturation:
         if x.dtype is not torch.float16:
             return
         found = (x.abs() >= LARGEST).sum()
-        if self._count is None or self._count.device != x.device:
-            self._count = torch.zeros_like(found)
-        self._count += found
+        if self._latest is None or self._latest.device != x.device:
+            self._count, self._latest = torch.zeros_like(found), torch.zeros_like(found)
+        self._latest.copy_(found)
         each_time(self._passed)
 
     def _passed(self) -> None:
+        """Count the latest pass. A graph may also be replayed in vain, and does not add by itself."""
+        assert self._count is not None and self._latest is not None, "a pass was looked at"
         self.passes += 1
+        self._count += self._latest
 
     @property
     def count(self) -> int:

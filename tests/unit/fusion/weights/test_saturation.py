@@ -11,10 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from scenes import sample
+from taped import Model, TapingRecorder
 from torch import nn
 
 from fusestream import checkpoints
 from fusestream.fusion import report
+from fusestream.fusion.graphs.calls import Graphs
 from fusestream.fusion.load.diffusion import load_streamed_diffusion_model
 from fusestream.fusion.weights import saturation
 
@@ -57,3 +59,13 @@ def test_numbers_of_all_passes_are_counted_and_those_of_fp32_are_none() -> None:
         saturation.look(block, x.half())
     saturation.look(net[0], x.half())
     assert "6 numbers in 2 passes" in saturation.words(net)
+
+
+def test_a_replay_that_only_compares_is_no_pass() -> None:
+    model, net = Model(), nn.Sequential(nn.Linear(2, 2))
+    saturation.watch(list(net))
+    graphs = Graphs(model, model.net, TapingRecorder(), lambda: 0)
+    for _ in range(5):
+        graphs.call(lambda x: saturation.look(net[0], x + 1), (torch.full((1, 3), 65504.0).half(),))
+    assert graphs.captured == 1 and graphs.replayed == 2
+    assert "15 numbers in 5 passes" in saturation.words(net)
