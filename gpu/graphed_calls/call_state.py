@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import Any
 
 import torch
 
@@ -11,10 +12,12 @@ from ..replay import Replay
 MOST_PATIENCE = 64  # the most calls that must find everything in its place after wasted graphs
 # Settings of torch's products, which other code may switch between two calls.
 SWITCHES = (
+    "allow_tf32",
     "allow_fp16_accumulation",
     "allow_fp16_reduced_precision_reduction",
     "allow_bf16_reduced_precision_reduction",
 )
+OF_CUDNN = ("enabled", "benchmark", "deterministic", "allow_tf32")  # those of its convolutions
 
 
 class CallState:
@@ -47,11 +50,21 @@ class CallState:
 
 def surroundings() -> Hashable:
     """Settings that torch computes with and that no argument shows."""
-    matmul = torch.backends.cuda.matmul
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     return (
         torch.is_inference_mode_enabled(),
         torch.is_grad_enabled(),
         torch.is_autocast_enabled(),
         torch.are_deterministic_algorithms_enabled(),
-        *(getattr(matmul, name, None) for name in SWITCHES),
+        *(_asked(matmul, name) for name in SWITCHES),
+        *(_asked(cudnn, name) for name in OF_CUDNN),
     )
+
+
+def _asked(owner: Any, name: str) -> Any:
+    """A setting; None if this torch lacks it, or does not tell because it is about to replace
+    it."""
+    try:
+        return getattr(owner, name, None)
+    except RuntimeError:
+        return None

@@ -48,8 +48,6 @@ TOLD = 3  # looks in a row that found a change, before the user is told
 STATE = "_fusestream_captures"  # the attribute that holds a network's `Captures`
 WHAT, BY, ELSE = "network", "CUDA graph", "launch after launch"  # in the ledger
 CHANGES = "it, or something that it keeps, is another one at each call"
-# Settings that may change between two calls, and that no argument shows.
-OF_CUDNN = ("enabled", "benchmark", "deterministic", "allow_tf32")
 
 Forward = Callable[..., Any]
 
@@ -178,7 +176,7 @@ class Captures(GraphedCalls):
             return own(*args, **kwargs)
         self._network.bind(net, device)
         with launch_after_launch():  # inner networks are not captured by themselves
-            return self.call(lambda args, kwargs: own(*args, **kwargs), (args, kwargs), _settings(device))
+            return self.call(lambda args, kwargs: own(*args, **kwargs), (args, kwargs), _place(device))
 
     def _obstacle(self, net: nn.Module, tensors: list[Tensor]) -> str | None:
         """Why calls with these tensors are not captured, in words for a user; None if they may
@@ -207,21 +205,10 @@ def _tensors(value: Any) -> Iterator[Tensor]:
         yield from _tensors(each)
 
 
-def _settings(device: torch.device) -> Hashable:
-    """Torch's settings on the device, and the stream, because calls of one stream wait for each
-    other and calls of two do not."""
-    stream = raw_stream(device.index) if device.type == "cuda" else 0
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    return (device, stream, _asked(matmul, "allow_tf32"), *(_asked(cudnn, name) for name in OF_CUDNN))
-
-
-def _asked(owner: Any, name: str) -> Any:
-    """A setting; None if this torch lacks it, or does not tell because it is about to replace
-    it."""
-    try:
-        return getattr(owner, name, None)
-    except RuntimeError:
-        return None
+def _place(device: torch.device) -> Hashable:
+    """The device, and the stream, because calls of one stream wait for each other and calls of two
+    do not."""
+    return device, raw_stream(device.index) if device.type == "cuda" else 0
 
 
 # ------------------------------------------------------------------------------------------------------ in a network's class

@@ -96,6 +96,14 @@ def test_how_torch_multiplies_is_part_of_a_call(scene: Scene, monkeypatch: pytes
     assert scene.calls.replayed == 2
 
 
+@pytest.mark.parametrize("switch", call_state.OF_CUDNN)
+def test_how_torch_convolves_is_part_of_a_call(scene: Scene, monkeypatch: pytest.MonkeyPatch, switch: str) -> None:
+    scene.run(4)
+    monkeypatch.setattr(torch.backends.cudnn, switch, not getattr(torch.backends.cudnn, switch))
+    scene.run(1)
+    assert scene.calls.replayed == 1
+
+
 def test_gaps_and_overlaps_of_inputs_are_kept(scene: Scene) -> None:
     for make in (lambda: torch.randn(2, 9)[:, 1:5], lambda: torch.randn(1, 4).expand(3, 4)):
         before = scene.calls.replayed
