@@ -37,12 +37,14 @@ STREAM = 12
 TAPPED = 10
 
 
+# Prompts by the name of their encoder, or those of a model that is one encoder (Gemma 3 12B).
+Tokens = Mapping[str, Any] | Sequence[Any]
+
+
 class AsksForRoom:
     """Mixed into the class of stock's text encoder model."""
 
-    def memory_estimation_function(
-        self, token_weight_pairs: Mapping[str, Any], device: torch.device | None = None
-    ) -> float:
+    def memory_estimation_function(self, token_weight_pairs: Tokens, device: torch.device | None = None) -> float:
         """Bytes for these tokens as a tokenizer gives them. ComfyUI adds what it reserves for the
         desktop."""
         pairs = list(encoders(self))  # type: ignore[arg-type]
@@ -86,10 +88,13 @@ def _in_tower(net: Any, patches: int) -> int:
     return hidden + stream
 
 
-def _padding(tokens: Mapping[str, Any]) -> int:
+def _prompts(tokens: Tokens) -> Iterator[Sequence[Any]]:
+    return itertools.chain.from_iterable(tokens.values() if isinstance(tokens, Mapping) else (tokens,))
+
+
+def _padding(tokens: Tokens) -> int:
     """Tokens before the prompts that are padding in all of them."""
-    prompts = [prompt for each in tokens.values() for prompt in each]
-    return min((sum(1 for _ in itertools.takewhile(_is_padding, prompt)) for prompt in prompts), default=0)
+    return min((sum(1 for _ in itertools.takewhile(_is_padding, prompt)) for prompt in _prompts(tokens)), default=0)
 
 
 def _is_padding(entry: Sequence[Any]) -> bool:
@@ -97,22 +102,24 @@ def _is_padding(entry: Sequence[Any]) -> bool:
     return not isinstance(entry[0], (Mapping, torch.Tensor)) and entry[0] == 0
 
 
-def lengths(tokens: Mapping[str, Any], of: Callable[[Sequence[Any]], int] | None = None) -> Iterator[int]:
+def lengths(tokens: Tokens, of: Callable[[Sequence[Any]], int] | None = None) -> Iterator[int]:
     """The length of each prompt. of: what an entry counts; by default its tokens."""
-    for prompts in tokens.values():
-        for prompt in prompts:
-            yield sum((of or _places)(entry) for entry in prompt)
+    for prompt in _prompts(tokens):
+        yield sum((of or _places)(entry) for entry in prompt)
 
 
 def _seen(entry: Sequence[Any]) -> int:
     """Tokens of a picture; 0 for other entries."""
-    return _places(entry) if isinstance(entry[0], Mapping) and entry[0].get("data") is not None else 0
+    return _places(entry) if isinstance(entry[0], Mapping) and entry[0].get("type") == "image" else 0
 
 
 def _places(entry: Sequence[Any]) -> int:
     """Tokens of an entry: a token, an embedding of several, or a picture."""
     token = entry[0]
-    if isinstance(token, Mapping):
-        data = token.get("data")
-        return 1 if data is None else -(-data.shape[-3] * data.shape[-2] // PIXELS) * max(1, data.shape[0])
-    return token.shape[0] if isinstance(token, torch.Tensor) and token.ndim > 1 else 1
+    is_named = isinstance(token, Mapping)
+    data = token.get("data") if is_named else token
+    if not isinstance(data, torch.Tensor):
+        return 1
+    if is_named and token.get("type") == "image":
+        return -(-data.shape[-3] * data.shape[-2] // PIXELS) * max(1, data.shape[0])
+    return data.shape[:-1].numel()

@@ -344,6 +344,34 @@ def test_ltx2s_padding_is_neither_computed_nor_asked_room_for(
     assert model.memory_estimation_function(prompt, device=card) < 2**30 < asked
 
 
+@pytest.mark.usefixtures("one_tokenizer_of_each")
+@pytest.mark.parametrize(
+    ("files", "kind", "key"),
+    [(["gemma3"], "LTXV", None), (["clip_l", "llama3"], "HUNYUAN_VIDEO", "llama")],
+    ids=["prompts of one encoder without its name", "an embedding of a picture"],
+)
+def test_room_is_asked_for_every_form_of_prompt(
+    families_folder: Path, files: list[str], kind: str, key: str | None
+) -> None:
+    """Gemma 3 12B by itself has a tokenizer that names no encoder. HunyuanVideo's prompts of pictures have embeddings
+    [tokens, width]."""
+    paths = [checkpoints.write(name, families_folder) for name in files]
+    with checkpoints.narrow.opened(comfy):
+        options = checkpoints.model_options(*paths)
+        clip_type = getattr(comfy.sd.CLIPType, kind)
+        clip = comfy.sd.load_clip([str(path) for path in paths], clip_type=clip_type, model_options=options)
+    model, card, words = clip.cond_stage_model, torch.device("cuda", 0), [(5, 1.0)] * 145
+    qwen3.fuse(model, on_cpu=True)
+    if key is None:
+        assert isinstance(clip.tokenize("a fox"), list)
+        prompts: Any = [words[:1]], [words]
+    else:
+        picture = {"type": "embedding", "data": torch.zeros(144, 64), "original_type": "image", "image_interleave": 2}
+        prompts = {key: [words[:1]]}, {key: [[(5, 1.0), (picture, 1.0)]]}, {key: [words]}
+    least, *asked = (model.memory_estimation_function(prompt, device=card) for prompt in prompts)
+    assert least < min(asked) == max(asked)
+
+
 WRITERS = {
     "qwen3": DECODERS["qwen3"],
     "ministral3": of_decoder(llama.Ministral3_3B),
