@@ -112,10 +112,18 @@ def require_whole(path: str, names: Collection[str] | None, net: nn.Module, pref
 
 
 def encoder_from(model: nn.Module, names: Collection[str]) -> nn.Module:
-    """The network in a stock text encoder model that a file's tensors are for: the one that lacks
-    fewest of them. names: of the tensors."""
+    """The network in a stock text encoder model that a file's tensors are for: the one that takes
+    most of them, and among equals the one that lacks fewest. names: of the tensors.
+
+    A small network's names are also those of the first layers of a larger one, as CLIP-L's in CLIP-G.
+    """
     inner = [one for part in model.modules() if isinstance(one := getattr(part, "transformer", None), nn.Module)]
-    return min(inner, key=lambda net: sum(name not in names for name in _wanted(net)), default=model)
+
+    def fit(net: nn.Module) -> tuple[int, int]:
+        taken = [name in names for name in _wanted(net)]
+        return sum(taken), -taken.count(False)
+
+    return max(inner, key=fit, default=model)
 
 
 def _wanted(net: nn.Module) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import comfy.ldm.hunyuan3d.vae
 import comfy.sd
+import comfy.sdxl_clip
 import comfy.utils
 import pytest
 import torch
@@ -29,6 +30,7 @@ from fusestream.fusion.base.hooks import HEAD
 from fusestream.fusion.families.clip import encoder as clip_encoder
 from fusestream.fusion.identify import encoder_sets
 from fusestream.fusion.identify.checkpoint_info import CheckpointInfo
+from fusestream.fusion.load.missing import encoder_from, require_whole
 from fusestream.fusion.load.text import load_streamed_text_encoder
 from fusestream.fusion.text import stack
 from fusestream.memory import BadFile, FileChanged, read_header
@@ -186,6 +188,19 @@ def test_t5_in_a_graph_of_wan_is_named(folder: Path, kind: str, told: str, budge
     (t5,) = written(folder, "t5xxl")
     with pytest.raises(WrongFile, match=rf"{t5.name} .*{told}"):
         fusion.load_text_encoder(str(t5), [], OFF, budget, kind)
+
+
+def test_a_weight_that_only_the_larger_of_two_alike_has_is_missed() -> None:
+    """CLIP-L's layers have the names of CLIP-G's first twelve."""
+    model = comfy.sdxl_clip.SDXLClipModel(device="meta")
+    small, large = model.clip_l.transformer, model.clip_g.transformer
+    of_small, of_large = set(small.state_dict()), set(large.state_dict())
+    assert of_small < of_large
+    lost = "text_model.encoder.layers.20.mlp.fc1.bias"
+    for names, net in ((of_small, small), (of_large, large), (of_large - {lost}, large)):
+        assert encoder_from(model, names) is net
+    with pytest.raises(WrongFile, match=f"clip_g lacks 1 of the model's weights: {lost}"):
+        require_whole("clip_g", of_large - {lost}, encoder_from(model, of_large - {lost}))
 
 
 # ------------------------------------------------------------------------------------------------------- other formats
