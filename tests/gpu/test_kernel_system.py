@@ -56,14 +56,6 @@ def test_every_unit_loads_from_the_archive():
                 assert kernel.facts["stack"] == here.code.units[unit].kernels[name].get("stack", 0)
 
 
-@pytest.mark.parametrize("isa", ["sm_75", "sm_80"])
-def test_portable_code_loads(isa):
-    """The driver compiles each class's PTX."""
-    forced = card(0, isa)
-    forced.preload()
-    assert {forced.isa_class(unit) for unit in forced.code.units} == {isa}
-
-
 def test_own_code_before_portable_code():
     units = card(0).code.units
     assert {unit.variant for unit in units.values()} <= set(preference(torch.cuda.get_device_capability(0)))

@@ -297,7 +297,7 @@ def test_blocks_of_many_keys_are_as_many_of_64(isa, tactic, size):
     order = torch.rand(1, 2, 3, count, device="cuda").argsort(-1).int()
     small = (order[..., None] * each + torch.arange(each, device="cuda")).flatten(-2).int()
     there = small < -(-1030 // 64)
-    small = small.gather(-1, (~there).int().argsort(-1, stable=True))
+    small = small.gather(-1, (~there).int().argsort(dim=-1, stable=True))
     lists = (
         BlockList(order, torch.full((1, 2, 3), count, dtype=torch.int32, device="cuda"), 128, size),
         BlockList(small.contiguous(), there.sum(-1).int(), 128, 64),

@@ -7,7 +7,8 @@ import torch
 from gpu.support import assert_no_worse_than, assert_rounded_once, on, shifted
 
 from fusestream.kernels_cuda import KernelPolicy, to_half
-from fusestream.kernels_cuda.ops.quant.to_half import LARGEST, TYPES
+from fusestream.kernels_cuda.ops.quant.to_half import TYPES
+from fusestream.kernels_cuda.ops.views.half_range import LARGEST
 
 OFF = KernelPolicy.of("off")
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)

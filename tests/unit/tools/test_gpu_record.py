@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -116,3 +118,10 @@ def test_the_sanitizers_are_recorded_by_file(runner: Any, monkeypatch: pytest.Mo
     assert runner.unsanitized_files(entry, everything) == [wrong, cut_off, never]
     monkeypatch.setattr(runner, "sources_hash", lambda: {"kernels_cuda": "others"})
     assert runner.unsanitized_files(entry, everything) == everything
+
+
+def test_every_gpu_test_can_be_collected() -> None:
+    """Where there is no card they are left out, and a name that one imports might be gone."""
+    collect = [sys.executable, "-m", "pytest", "tests/gpu", "--collect-only", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(collect, cwd=ROOT, check=False, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout[-3000:]
