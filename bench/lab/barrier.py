@@ -40,9 +40,9 @@ BARRIER_DECODE = parameter_struct(
     (Pointer, "arrived q keys values at out part_sums part_heads"),
     (c_int64, "keys_batch keys_token keys_head values_batch values_token values_head"),
     (c_int64, "q_batch q_head"),
-    (c_int, "heads group blocks_of_group parts d"),
+    (c_int, "heads group blocks_of_group parts d room"),
     (c_float, "scale_log2"),
-    (c_int, "batches"),
+    (c_int64, "batches"),
 )
 # Mirrors BarrierNormParams in group_norm_barrier.cu.
 BARRIER_NORM = parameter_struct(
@@ -89,6 +89,7 @@ def decode_at_once(lab: Lab, tensors: tuple[Tensor, ...]) -> Plan:
         blocks_of_group=-(-group // each),
         parts=parts,
         d=d,
+        room=keys.shape[1],
         scale_log2=d**-0.5 * math.log2(math.e),
         batches=b,
         **strides("batch token head", used=True, keys=keys, values=values),

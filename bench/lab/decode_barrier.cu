@@ -11,18 +11,17 @@
 struct BarrierDecodeParams {
     unsigned* arrived;
     DecodeParams decode;
-    int batches;
+    i64 batches;  // 8 bytes, because DecodeParams ends with a gap
 };
 
 __device__ inline void join_head(const DecodeParams& p, i64 head) {
     const float2* ends = p.part_heads + head * p.parts;
     const float* sums = p.part_sums + head * p.parts * p.d + threadIdx.x;
-    const float kNone = __int_as_float(0xff800000);  // -Inf
-    float top = kNone, all = 0, joined = 0;
+    float top = lowest(), all = 0, joined = 0;
     for (int part = 0; part < p.parts; part++) top = fmaxf(top, ends[part].x);
     for (int part = 0; part < p.parts; part++) {
         const float2 end = ends[part];
-        const float by = end.x == kNone ? 0.0f : rescaled(end.x, top);
+        const float by = rescaled(end.x, top);
         all = fmaf(by, end.y, all);
         joined = fmaf(by, sums[static_cast<i64>(part) * p.d], joined);
     }
@@ -37,7 +36,7 @@ __device__ inline void decode_at_once(const BarrierDecodeParams& p) {
     const i64 blocks = static_cast<i64>(gridDim.x) * gridDim.y * gridDim.z;
     const i64 block = blockIdx.x + gridDim.x * (blockIdx.y + static_cast<i64>(gridDim.y) * blockIdx.z);
     if (threadIdx.x >= kD) return;
-    for (i64 head = block; head < static_cast<i64>(p.batches) * p.decode.heads; head += blocks) {
+    for (i64 head = block; head < p.batches * p.decode.heads; head += blocks) {
         join_head(p.decode, head);
     }
 }

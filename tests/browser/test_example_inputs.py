@@ -22,6 +22,8 @@ NAMES = {path.name for path in INPUTS.iterdir()}
 FIRST = "wan2.2_i2v_14B_4_steps"
 OPEN = "workflow => app.loadGraphData(workflow)"
 # Of the nodes that load: what they name and their lists do not have. The front end says that such a one is missing.
+# The front end keeps the workflow of a page as a draft, and would ask for its pictures in another module's test.
+OWN_PAGE = True
 LACKING = """types => app.graph.nodes.filter(n => types.includes(n.type))
     .map(n => n.widgets.find(w => w.type === 'combo')).filter(w => !w.options.values.includes(w.value)).map(w => w.value)"""
 

@@ -343,7 +343,8 @@ EXPORT Status cuLaunchKernelEx(const LaunchConfig* config, void* function, void*
 
 /* -------------------------------------------------------------------------- what tests ask for */
 
-/* pageable: copies of memory that is not locked. violations: copies of memory that was given back meanwhile. */
+/* Bytes that are locked, or registered. pageable: copies of memory that is not locked. violations: copies of memory
+ * that was given back meanwhile. */
 EXPORT int64_t standInCount(const char* what) {
     enter();
     int64_t found = !strcmp(what, "pageable") ? pageable : !strcmp(what, "violations") ? violations : -1;
@@ -352,6 +353,10 @@ EXPORT int64_t standInCount(const char* what) {
     if (!strcmp(what, "ranges")) {
         found = 0;
         for (Range* one = ranges; one; one = one->next) found++;
+    }
+    if (!strcmp(what, "registered")) {
+        found = 0;
+        for (Range* one = ranges; one; one = one->next) found += one->kind == IS_REGISTERED ? (int64_t)one->n : 0;
     }
     leave();
     return found;

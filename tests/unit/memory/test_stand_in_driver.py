@@ -200,7 +200,8 @@ def test_a_thread_without_a_context_gets_ram_back(streamed: Any, is_loaded: bool
     one.passes(1)
     if not is_loaded:
         one.pager.close()
-    locked, contexts = one.count("locked"), list[bool]()
+    contexts = list[bool]()
+    assert one.count("registered")
 
     def beg() -> None:
         one.ram.total = 0
@@ -212,7 +213,8 @@ def test_a_thread_without_a_context_gets_ram_back(streamed: Any, is_loaded: bool
     thread = threading.Thread(target=beg)
     thread.start()
     thread.join()
-    assert one.count("locked") < locked and kept.lendable() == 0
+    # What still streams is read through pinned memory instead, and a reader may have taken some by now.
+    assert one.count("registered") == 0 and kept.lendable() == 0
     assert contexts == [False], "and the thread is as it was"
     assert one.device.driver.library.cuCtxGetCurrent(ctypes.byref(ctypes.c_void_p())) == 0
 
