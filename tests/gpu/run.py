@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -37,6 +37,8 @@ import sanitizers
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / "tests" / "gpu" / "record.json"
+LOGS = ROOT / "output" / "gpu-tests"  # what each file printed: of one that was cut short, too
+HANGS = 120  # seconds of one test after which pytest prints where all threads are
 # These measure times or the card's memory: nothing runs beside them.
 MOST_LINES = 1500  # of a file in which something failed
 ALONE = (
@@ -146,7 +148,9 @@ def run_here(arguments: list[str], result: Path | None) -> tuple[int, Outcomes]:
     import pytest
 
     outcomes = Outcomes()
-    status = int(pytest.main(["-q", "--rootdir", str(ROOT), *arguments], plugins=[outcomes]))
+    status = int(
+        pytest.main(["-q", f"-ofaulthandler_timeout={HANGS}", "--rootdir", str(ROOT), *arguments], plugins=[outcomes])
+    )
     if result:
         result.write_text(json.dumps(outcomes.as_json()))
     return status, outcomes
@@ -163,27 +167,33 @@ def run_apart(
     # Processes side by side share the cores: each with a thread per core, they would wait for each other.
     sharing = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs))}
 
-    def one(*files: Path, told: Sequence[str] = (), more: Mapping[str, str] = MappingProxyType({})) -> None:
+    def one(file: Path, part: str = "", more: Mapping[str, str] = MappingProxyType({})) -> None:
         nonlocal worst
-        result = folder / f"{files[0].stem}{len(files)}{len(told)}.json"
-        command = [sys.executable, str(Path(__file__)), "--result", str(result), *map(str, files), *arguments, *told]
-        done = subprocess.run(command, cwd=ROOT, env={**env, **more}, check=False, capture_output=True, text=True)
-        lines = (done.stdout + done.stderr).strip().splitlines()
+        result = folder / f"{file.stem} {part}.json".replace(" ", "-")
+        told = ("-m", part) if part else ()
+        command = [sys.executable, str(Path(__file__)), "--result", str(result), str(file), *arguments, *told]
+        LOGS.mkdir(parents=True, exist_ok=True)
+        log = LOGS / f"{result.stem}.log"
+        with log.open("w", encoding="utf-8") as out:
+            done = subprocess.run(
+                command, cwd=ROOT, env={**env, **more}, check=False, stdout=out, stderr=subprocess.STDOUT
+            )
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         print("\n".join(lines[-MOST_LINES:] if done.returncode else lines[-1:]), flush=True)
         with one_at_a_time:
             worst = max(worst, abs(done.returncode))
             if result.exists():
                 outcomes.merge(json.loads(result.read_text()))
             else:
-                outcomes.files |= {file.relative_to(ROOT).as_posix(): Counter(failed=1) for file in files}
+                outcomes.files[file.relative_to(ROOT).as_posix()] = Counter(failed=1)
             save(outcomes.without(to_come))
 
     with ThreadPoolExecutor(jobs) as pool:
-        side_by_side = partial(one, told=("-m", f"not {TIMED}"), more=sharing)
+        side_by_side = partial(one, part=f"not {TIMED}", more=sharing)
         list(pool.map(side_by_side, [file for file in files if file.name not in ALONE]))
-    to_come.clear()
-    if timed:
-        one(*timed, told=("-m", TIMED))
+    for file in timed:
+        to_come.discard(file.relative_to(ROOT).as_posix())
+        one(file, TIMED)
     for file in files:
         if file.name in ALONE:
             one(file)

@@ -80,6 +80,7 @@ def test_a_file_is_recorded_when_all_of_it_has_run(
         return SimpleNamespace(returncode=0, stdout="1 passed", stderr="")
 
     monkeypatch.setattr(runner.subprocess, "run", run)
+    monkeypatch.setattr(runner, "LOGS", tmp_path)
     saved: list[dict[str, int]] = []
     status, outcomes = runner.run_apart(
         [timed, plain],
