@@ -169,7 +169,7 @@ def run_apart(
 
     def one(file: Path, part: str = "", more: Mapping[str, str] = MappingProxyType({})) -> None:
         nonlocal worst
-        result = folder / f"{file.stem} {part}.json".replace(" ", "-")
+        result = folder / ("-".join((file.stem, *part.split())) + ".json")
         told = ("-m", part) if part else ()
         command = [sys.executable, str(Path(__file__)), "--result", str(result), str(file), *arguments, *told]
         LOGS.mkdir(parents=True, exist_ok=True)
