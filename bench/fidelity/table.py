@@ -73,6 +73,11 @@ def table(results: Mapping[str, Any]) -> str:
     return markdown(heads, (_cells(row, row["name"] in late) for row in rows if row["name"] not in in_grid))
 
 
+def has_grid(results: Mapping[str, Any]) -> bool:
+    """Whether more of the grid was measured than what every card's table has."""
+    return not {one.name for one in MATRIX}.isdisjoint(row["name"] for row in results[SECTION]["rows"])
+
+
 def grid(results: Mapping[str, Any]) -> str:
     """Markdown: every quality with every way to store the file, and stock. In a cell the error of a model call, what comes of all
     steps in dB, and the changes from frame to frame in dB."""

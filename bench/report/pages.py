@@ -49,9 +49,9 @@ GRID = (
 
 
 def fidelity_tables(results: Results) -> str:
-    """Every way to compute; every quality with every file; and longer videos."""
-    every = f"{GRID}\n\n{fidelity.grid(results)}"
-    return f"{fidelity.table(results)}\n\n{every}\n{long.text(results)}".rstrip("\n")
+    """Every way to compute; every quality with every file, where the card computed them; and longer videos."""
+    every = f"\n\n{GRID}\n\n{fidelity.grid(results)}" if fidelity.has_grid(results) else ""
+    return f"{fidelity.table(results)}{every}\n{long.text(results)}".rstrip("\n")
 
 
 TABLES: Mapping[str, Callable[[Results], str]] = {**tables.TABLES, fidelity.SECTION: fidelity_tables}

@@ -375,6 +375,8 @@ def test_every_quality_stands_beside_every_file() -> None:
     assert next(line for line in grid if line.startswith("| Q4_K file")).startswith("| Q4_K file | - |"), (
         "stock reads none"
     )
+    assert not table.has_grid(found), "of a card on which the other qualities were not tried there is none on the page"
+    assert table.has_grid(results(row(OFFERED["Draft", "fp16"].name, 5e-3)))
 
 
 def test_rows_are_put_among_those_of_the_same_work() -> None:
