@@ -116,7 +116,7 @@ class Host:
                     yield Bytes(run, offset, nbytes, address, "registered")
                 return
             except NotRegistered:
-                reading = self._ask_ring(self.runs[i])
+                reading = self._ask_ring(self.runs[i], first=True)
         for piece in self._ring.take(reading):
             yield Bytes(piece.run, piece.offset, piece.nbytes, piece.address, self._ring.reads.name)
 
@@ -152,11 +152,11 @@ class Host:
 
     _ring_held = 0
 
-    def _ask_ring(self, runs: Sequence[Run]) -> Reading:
+    def _ask_ring(self, runs: Sequence[Run], *, first: bool = False) -> Reading:
         if not self._ring_held:
             self._ring_held = self._ring.size.nbytes
             self._ledger.hold("pinned RAM", self._ring_held)
-        return self._ring.ask(runs)
+        return self._ring.ask(runs, first=first)
 
 
 def choose(device: Device, spans: Sequence[Sequence[Span]], file_bytes: int, way: Way) -> tuple[Way, str]:

@@ -6,6 +6,9 @@ Readers take the pieces in that order, each into a free buffer, and the copying 
 out in the same order. So the piece that is needed next always has a buffer or gets the next one,
 and no order of events can lock the ring. A buffer whose copy is under way has that copy's event,
 and is filled again after it.
+
+A layer that has to be read after all, when layers behind it were asked for, would wait for them and
+they for it. So it goes first, and they give their buffers back and are read again.
 """
 
 from __future__ import annotations
@@ -76,6 +79,11 @@ class Piece:
     address: int = 0
     error: BaseException | None = None
     ready: bool = False
+    dropped: bool = False  # nobody takes it any more: whoever fills it gives the buffer back
+
+    def again(self) -> Piece:
+        """The same bytes, to be read anew."""
+        return Piece(self.run, self.offset, self.nbytes)
 
 
 @dataclass(eq=False)
@@ -83,7 +91,6 @@ class Reading:
     """One layer on its way through the ring."""
 
     pieces: deque[Piece]
-    cancelled: bool = False
 
 
 @dataclass(frozen=True)
@@ -121,7 +128,8 @@ class PinnedRing:
     readers: int
     relent: Callable[[int], None] = lambda _nbytes: None
     _changed: threading.Condition = field(default_factory=threading.Condition)
-    _jobs: deque[tuple[Reading, Piece]] = field(default_factory=deque)
+    _asked: list[Reading] = field(default_factory=list)  # not taken yet, in the order of their copies
+    _jobs: deque[Piece] = field(default_factory=deque)
     _free: deque[Buffer] = field(default_factory=deque)
     _buffers: list[Buffer] = field(default_factory=list)
     _threads: list[threading.Thread] = field(default_factory=list)
@@ -133,8 +141,9 @@ class PinnedRing:
     def piece_bytes(self) -> int:
         return self.size.buffer_bytes - self.reads.padding
 
-    def ask(self, runs: Sequence[Run]) -> Reading:
-        """Begin to read these runs, after everything that was asked for before."""
+    def ask(self, runs: Sequence[Run], *, first: bool = False) -> Reading:
+        """Begin to read these runs, after everything that was asked for before. first: before all of
+        it, because their copy is the next; nothing is being taken."""
         pieces = deque(
             Piece(run, offset, min(self.piece_bytes, run.nbytes - offset))
             for run in runs
@@ -143,7 +152,16 @@ class PinnedRing:
         reading = Reading(pieces)
         with self._changed:
             self._start()
-            self._jobs.extend((reading, piece) for piece in pieces)
+            if first:
+                for other in self._asked:
+                    again = deque(piece.again() for piece in other.pieces)
+                    self._drop(other)
+                    other.pieces = again
+                self._asked.insert(0, reading)
+                self._jobs = deque(piece for each in self._asked for piece in each.pieces)
+            else:
+                self._asked.append(reading)
+                self._jobs.extend(pieces)
             self._changed.notify_all()
         return reading
 
@@ -169,16 +187,13 @@ class PinnedRing:
         """Drop what is left of a reading."""
         after = self.device.copy_event() if reading.pieces else None  # one of them may be in a copy
         with self._changed:
-            reading.cancelled = True
-            if not reading.pieces:
-                return
-            self._jobs = deque(job for job in self._jobs if job[0] is not reading)
+            if reading in self._asked:
+                self._asked.remove(reading)
             for piece in reading.pieces:
-                if piece.ready and piece.buffer is not None:
+                if piece.buffer is not None:
                     piece.buffer.busy = after
-                    self._free.append(piece.buffer)
-                    piece.buffer = None
-            reading.pieces = deque()
+            self._drop(reading)
+            self._jobs = deque(piece for piece in self._jobs if not piece.dropped)
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -195,6 +210,15 @@ class PinnedRing:
             self.device.unpin(buffer.pinned)
         self._buffers = []
         self.reads.close()
+
+    def _drop(self, reading: Reading) -> None:
+        """Take its buffers from a reading, also those that are being filled."""
+        for piece in reading.pieces:
+            piece.dropped = True
+            if piece.buffer is not None:
+                self._free.append(piece.buffer)
+                piece.buffer = None
+        reading.pieces = deque()
 
     def _start(self) -> None:
         if self._threads or self._closing:
@@ -223,7 +247,7 @@ class PinnedRing:
             self._most = self.size.buffers
             if self._buffers or not self._jobs:
                 return
-            _, piece = self._jobs.popleft()
+            piece = self._jobs.popleft()
             piece.error, piece.ready = error, True
             self._changed.notify_all()
 
@@ -256,7 +280,7 @@ class PinnedRing:
                 if self._closing:
                     return
                 # A piece is taken out only for a buffer that is there, so that none waits for one behind it.
-                job = (*self._jobs.popleft(), self._free.popleft()) if self._free else None
+                job = (self._jobs.popleft(), self._free.popleft()) if self._free else None
                 self._making += job is None
             if job is None:
                 self._make_buffer()
@@ -266,7 +290,7 @@ class PinnedRing:
             else:
                 self._fill(*job)
 
-    def _fill(self, reading: Reading, piece: Piece, buffer: Buffer) -> None:
+    def _fill(self, piece: Piece, buffer: Buffer) -> None:
         try:
             if buffer.busy is not None:
                 buffer.busy.synchronize()
@@ -275,7 +299,7 @@ class PinnedRing:
         except BaseException as error:
             piece.error = error
         with self._changed:
-            if reading.cancelled or piece.error is not None:
+            if piece.dropped or piece.error is not None:
                 self._free.append(buffer)
             else:
                 piece.buffer = buffer

@@ -37,6 +37,7 @@ from fusestream.memory import (
     PagerError,
     Weight,
 )
+from fusestream.memory.backends.backend import Copy
 from fusestream.memory.backends.managed import PAGE, ManagedBackend
 from fusestream.memory.backends.slots import SlotsBackend
 from fusestream.memory.host import host as host_module
@@ -295,6 +296,31 @@ def test_where_the_driver_refuses_pages_they_are_read(beds, good):
         bed.a_pass()
     assert bed.ledger.summary()["bytes by route"]["page cache or disk"] > 0
     assert "NOT_SUPPORTED" in bed.ledger.summary()["notes"]["registering"]
+
+
+def test_what_is_refused_does_not_wait_for_the_layer_behind_it(beds):
+    """Which is read already, fills the ring, and is copied only afterwards."""
+    bed = beds([300_000] * 6)
+    bed.ram = RamBudget(4 * MIB)
+    bed.device.refuses_to_register = lambda count: True
+    bed.open("registered", window("registered", 1_200_064))
+    chosen = [entry.chosen for entry in bed.pager._backend._host._registrar._entries]
+    at = next(i for i in range(5) if chosen[i] and not chosen[i + 1])
+    assert bed.pager._backend._host._ring.size.nbytes < 1_200_000
+    backend, gate, right = bed.pager._backend, threading.Event(), []
+    backend._order_after = lambda after: gate.wait()
+    backend.submit(Copy(None, None))
+    using = threading.Thread(target=lambda: right.append(bed.right(bed.pager.acquire(at))), daemon=True)
+    using.start()
+    deadline = time.monotonic() + 20
+    while backend._copies.qsize() < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    gate.set()
+    using.join(20)
+    assert right == [True], "it hangs"
+    bed.pager.release(at)
+    bed.a_pass()
 
 
 def test_the_host_is_chosen_by_trying(beds):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import threading
+import time
 
 import pytest
 import torch
@@ -263,6 +264,24 @@ def test_a_failed_or_forgotten_reading_does_not_block_the_next(source, device):
         ring.cancel(forgotten)
         assert len(bytes_of(ring, following)) == runs[0].nbytes
     ring.close()
+
+
+def test_what_is_needed_first_comes_before_what_has_all_buffers(source, device):
+    """A layer that was to be registered and has to be read, while those behind it were read ahead."""
+    runs = runs_of(layer_of(source, "big"), source.home)
+    ring = PinnedRing(device, RingSize(2, LEAST_BUFFER_BYTES), PlainReads(), 2)
+    behind = [ring.ask(runs), ring.ask(runs_of(layer_of(source, "c"), source.home))]
+    deadline = time.monotonic() + 20
+    while not all(piece.ready for piece in list(behind[0].pieces)[:2]):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    found = []
+    order = [(ring.ask(runs, first=True), "big"), (behind[0], "big"), (behind[1], "c")]
+    taking = threading.Thread(target=lambda: found.extend(bytes_of(ring, reading) for reading, _ in order), daemon=True)
+    taking.start()
+    taking.join(20)
+    ring.close()
+    assert found == [bytes(source.read(source.extents[name]).numpy().data) for _, name in order]
 
 
 def test_a_ring_ends_while_somebody_waits_for_it(source, device):
