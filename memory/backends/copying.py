@@ -58,6 +58,8 @@ class CopyingBackend:
         self._checking = threading.Lock()
         # found by the copying thread in a copy that was over
         self._found: BaseException | None = None
+        # why the thread cannot call the device
+        self._lost: BaseException | None = None
         self._uses = 0  # since a copy was asked for
         self._copies: queue.SimpleQueue[Copy | None] = queue.SimpleQueue()
         # taken out of the queue and announced; not yet made
@@ -162,7 +164,11 @@ class CopyingBackend:
             self._device.copies_wait(ticket.event)
 
     def _work(self) -> None:
-        self._device.enter_thread()
+        """Goes on after every error, because callers wait for their copies and are told there."""
+        try:
+            self._device.enter_thread()
+        except BaseException as error:
+            self._lost = error
         with torch.inference_mode():  # rooms are ordinary tensors, which may be written to here
             while True:
                 if not self._known:
@@ -180,7 +186,10 @@ class CopyingBackend:
                         copy.along.there = copy.reached if copy.error is None else None
                         copy.along.done.set()
                     copy.done.set()
-                self._look_back()
+                try:
+                    self._look_back()
+                except BaseException as error:
+                    self._found = error
 
     def _look_back(self) -> None:
         self._device.precedence.give_way()
@@ -203,6 +212,8 @@ class CopyingBackend:
             self._learn(self._copies.get())
 
     def _make(self, copy: Copy) -> None:
+        if self._lost is not None:
+            raise self._lost
         # First, even if the copy is not made: the room's next copy must come behind its last use.
         self._order_after(copy.after)
         if copy.layer is None:

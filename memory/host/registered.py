@@ -315,7 +315,25 @@ class Registrar:
         kept.leave(entry.spans, entry, entry.nbytes, self._ram, self._unregister)
 
     def _unregister(self, entry: Entry) -> None:
-        """Unregister a layer that is leaving or refused, or any layer when closing."""
+        """Unregister a layer that is leaving or refused, or any layer when closing. If the driver
+        refuses, the layer keeps its RAM and is read from then on."""
+        try:
+            self._take_back(entry)
+        except BaseException as error:
+            entry.is_stuck = True
+            self._refuse(entry, error)
+            raise
+        with self._changed:
+            entry.parts, entry.kept, entry.places = [], [], None
+            had_ram, entry.has_ram, entry.is_stuck = entry.has_ram, False, False
+            if entry.state != "refused":
+                entry.state = "absent"
+            self._changed.notify_all()
+        if had_ram:
+            self._ram.give_back(entry.nbytes)
+
+    def _take_back(self, entry: Entry) -> None:
+        """Unregister an entry's parts once nothing reads them."""
         for part in entry.parts:
             for read in part.reads:
                 read.cancel()
@@ -327,14 +345,6 @@ class Registrar:
                 self._device.unregister(part.address)
                 part.registered = False
                 self._ledger.hold("registered RAM", -part.nbytes)
-        with self._changed:
-            entry.parts, entry.kept, entry.places = [], [], None
-            had_ram, entry.has_ram = entry.has_ram, False
-            if entry.state != "refused":
-                entry.state = "absent"
-            self._changed.notify_all()
-        if had_ram:
-            self._ram.give_back(entry.nbytes)
 
     # --------------------------------------------------------------------------------------------------- the thread
 
@@ -373,7 +383,7 @@ class Registrar:
         register: tuple[Entry, Part] | None = None
         for step in range(count):
             entry = self._entries[(self._position + step) % count]
-            if entry.state == "refused" and entry.has_ram and not entry.users:
+            if entry.state == "refused" and entry.has_ram and not entry.users and not entry.is_stuck:
                 return entry, None
             if self._planning or not entry.chosen or ahead >= LAYERS_AHEAD:
                 continue

@@ -57,6 +57,7 @@ class Entry:
     users: int = 0
     last: Event | None = None  # the last copy that read it
     has_ram: bool = False
+    is_stuck: bool = False  # the driver did not give it back
     why: str = ""
 
     @property

@@ -245,11 +245,14 @@ class PinnedRing:
         error = self._added()
         with self._changed:
             self._most = self.size.buffers
-            if self._buffers or not self._jobs:
-                return
-            piece = self._jobs.popleft()
-            piece.error, piece.ready = error, True
-            self._changed.notify_all()
+            if not self._buffers and self._jobs:
+                self._fail(error)
+
+    def _fail(self, error: BaseException | None) -> None:
+        """Tell whoever takes the next piece why it will not come."""
+        piece = self._jobs.popleft()
+        piece.error, piece.ready = error, True
+        self._changed.notify_all()
 
     def _added(self) -> Exception | None:
         """Why there is not one buffer more; None: there is."""
@@ -273,12 +276,19 @@ class PinnedRing:
             self._changed.notify_all()
 
     def _work(self) -> None:
-        self.device.enter_thread()
+        lost: BaseException | None = None
+        try:
+            self.device.enter_thread()
+        except BaseException as error:
+            lost = error
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closing or (self._jobs and (self._free or self._is_incomplete())))
                 if self._closing:
                     return
+                if lost is not None:
+                    self._fail(lost)
+                    continue
                 # A piece is taken out only for a buffer that is there, so that none waits for one behind it.
                 job = (self._jobs.popleft(), self._free.popleft()) if self._free else None
                 self._making += job is None

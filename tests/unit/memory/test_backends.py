@@ -21,13 +21,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from interrupting import Interrupt
-from plain_device import PlainDevice, PlainManagedMemory
+from plain_device import PlainDevice, PlainEvent, PlainManagedMemory
 from prediction import compare
 from safetensors.torch import load_file, save_file
 
 from bed.depth import examples
 from fusestream.memory import (
     Checkpoint,
+    CudaError,
     DeviceBudget,
     FileChanged,
     Layer,
@@ -552,6 +553,59 @@ def test_what_failed_is_tried_again(beds):
         bed.a_pass()
 
 
+def told(call) -> BaseException | None:
+    """What a call raises, which has to end."""
+    found = []
+
+    def run():
+        try:
+            found.append(call())
+        except BaseException as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert found, "it hangs"
+    return found[0]
+
+
+@pytest.mark.parametrize("thread", ["fusestream-copies", "fusestream-reader"])
+def test_a_thread_that_cannot_call_the_device_tells_it_to_who_waits(beds, thread):
+    bed = beds([1000] * 6)
+
+    def enter_thread():
+        if threading.current_thread().name.startswith(thread):
+            raise CudaError("no device any more")
+
+    bed.device.enter_thread = enter_thread
+    pager = bed.open("pinned", window("pinned", 4000))
+    for _ in range(2):
+        assert "no device" in str(told(lambda: pager.acquire(0)))
+
+
+def test_what_the_device_objects_to_behind_a_copy_is_told_by_the_next(beds, monkeypatch):
+    """The thread that copies looks back at what is over; it goes on."""
+    bed, query, fails = beds([1000] * 6), PlainEvent.query, threading.Event()
+    bed.open("registered", window("registered", 4000))
+    bed.a_pass()
+
+    def failing(event):
+        if fails.is_set() and threading.current_thread().name == "fusestream-copies":
+            raise CudaError("an illegal address")
+        return query(event)
+
+    monkeypatch.setattr(PlainEvent, "query", failing)
+    fails.set()
+    assert "illegal address" in str(told(lambda: [bed.a_pass() for _ in range(3)]))
+    fails.clear()
+    bed.pager.abandon()
+    with contextlib.suppress(CudaError):  # one more may have been found meanwhile
+        bed.a_pass()
+    bed.pager.abandon()
+    assert told(bed.a_pass) is None
+
+
 def test_views_are_made_once_and_go_with_their_room(beds):
     bed = beds([1000] * 6)
     pager = bed.open("pinned", window("pinned", bed.layers[0].nbytes, resident=1), DeviceBudget(MIB))
@@ -1036,6 +1090,29 @@ def test_what_the_driver_refused_gives_its_ram_back(registering):
         assert time.monotonic() < deadline
         time.sleep(0.002)
     assert entry.state == "refused" and some.bed.ledger.held("registered RAM") == 0
+
+
+def test_what_the_driver_does_not_give_back_is_read(registering):
+    """And nobody waits for it: neither a copy, nor the next plan, nor the end, which tries again."""
+    some = registering()
+    unregister = some.bed.device.unregister
+
+    def refused(address):
+        raise CudaError("an illegal address")
+
+    some.registrar.expect(range(6))
+    some.registrar.serves(0)
+    some.until(sum(some.sizes))
+    some.bed.device.unregister = refused
+    with pytest.raises(CudaError, match="illegal address"):
+        some.registrar.relent(1)
+    runs = runs_of(some.bed.layers[5], some.bed.source.home)
+    assert "illegal address" in str(told(lambda: list(some.registrar.take(5, runs))))
+    assert not some.registrar.serves(5) and some.bed.ram.taken == sum(some.sizes)
+    assert told(lambda: some.registrar.expect(range(6))) is None
+    some.bed.device.unregister = unregister
+    assert told(some.registrar.close) is None
+    assert some.bed.ram.taken == 0
 
 
 def test_of_two_askings_the_first_is_served_first(beds):
