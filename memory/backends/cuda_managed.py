@@ -32,6 +32,11 @@ class Holder:
         }  # fmt: skip
 
 
+def _free(device: CudaDevice, address: int) -> None:
+    with device.driver.lent(device.index):
+        device.calls.free(address)
+
+
 class CudaManagedMemory:
     """One pool: `allocate`, use, `free`."""
 
@@ -52,12 +57,12 @@ class CudaManagedMemory:
         return address
 
     def free(self, address: int) -> None:
-        """Free now, or when the last tensor over the memory is gone."""
+        """Free now, or when the last tensor over the memory is gone, in whichever thread that is."""
         holder = self._holder() if self._holder is not None else None
         if holder is None:
-            self._calls.free(address)
+            _free(self._device, address)
         else:
-            weakref.finalize(holder, self._calls.free, address)
+            weakref.finalize(holder, _free, self._device, address)
 
     def free_bytes(self) -> int:
         self._device.enter_thread()

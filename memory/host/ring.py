@@ -13,6 +13,7 @@ they for it. So it goes first, and they give their buffers back and are read aga
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -241,7 +242,8 @@ class PinnedRing:
             self._most = len(self._buffers)
             if self._buffers:
                 return
-        self.relent(self.size.nbytes)
+        with contextlib.suppress(Exception):  # what cannot be given back: the next try says what is missing
+            self.relent(self.size.nbytes)
         error = self._added()
         with self._changed:
             self._most = self.size.buffers

@@ -50,7 +50,7 @@ class Library:
             first.value = 1
         elif name == "cuMemGetInfo_v2":
             first.value = 5 << 30
-        elif name == "cuDevicePrimaryCtxRetain":
+        elif name in ("cuDevicePrimaryCtxRetain", "cuCtxGetCurrent"):
             first.value = 0x1234
         elif name in ("cuGetErrorName", "cuGetErrorString"):
             arguments[1]._obj.value = b"NOT_SUPPORTED" if name.endswith("Name") else b"operation not supported"

@@ -599,6 +599,31 @@ def test_a_buffer_that_could_not_be_pinned_is_tried_again(source, device, monkey
     ring.close()
 
 
+def test_readers_outlive_locked_memory_that_cannot_be_given_back(source, device, monkeypatch):
+    runs = runs_of(layer_of(source, "a"), source.home)
+    said, pin = [], device.pin
+
+    def refuses(nbytes):
+        raise CudaError(f"none of {nbytes} bytes")
+
+    def try_often():
+        for _ in range(4):
+            try:
+                bytes_of(ring, ring.ask(runs))
+            except CudaError as error:  # noqa: PERF203
+                said.append(str(error))
+
+    ring = PinnedRing(device, RingSize(2, LEAST_BUFFER_BYTES), PlainReads(), 2, refuses)
+    monkeypatch.setattr(device, "pin", refuses)
+    trying = threading.Thread(target=try_often, daemon=True)
+    trying.start()
+    trying.join(20)
+    assert said == [f"none of {LEAST_BUFFER_BYTES} bytes"] * 4
+    monkeypatch.setattr(device, "pin", pin)
+    assert len(bytes_of(ring, ring.ask(runs))) == runs[0].nbytes
+    ring.close()
+
+
 def test_what_needs_no_conversion_needs_no_room_for_it(source):
     assert staging_bytes([]) == staging_bytes([layer_of(source, "a", "b")]) == 0
     halves = layer_of(source, "b", "big", dtype=torch.float16)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from fusestream.memory import (
     open_pager,
     opening,
 )
+from fusestream.memory.backends.cuda_managed import Holder
 from fusestream.memory.driver_calls import HOST, SET_READ_MOSTLY, MemoryCalls
 
 MIB = 1 << 20
@@ -217,6 +219,20 @@ def test_a_thread_without_a_context_gets_ram_back(streamed: Any, is_loaded: bool
     assert one.count("registered") == 0 and kept.lendable() == 0
     assert contexts == [False], "and the thread is as it was"
     assert one.device.driver.library.cuCtxGetCurrent(ctypes.byref(ctypes.c_void_p())) == 0
+
+
+def test_a_managed_pool_goes_with_its_last_tensor_in_a_thread_without_a_context(streamed: Any) -> None:
+    one = streamed()
+    memory = StandInManagedMemory(one.device)
+    address = memory.allocate(4 * MIB)
+    tensors = [Holder(address, 4 * MIB)]  # what torch keeps alive
+    memory._holder = weakref.ref(tensors[0])
+    memory.free(address)
+    assert one.count("ranges") == 1, "a tensor is over it"
+    thread = threading.Thread(target=tensors.clear)
+    thread.start()
+    thread.join()
+    assert one.count("ranges") == 0
 
 
 @pytest.mark.parametrize("older", [False, True], ids=["newer driver", "older driver"])
