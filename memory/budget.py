@@ -14,7 +14,8 @@ class DeviceBudget:
     def __init__(self, total: int, device: str = "the GPU") -> None:
         self.total = total
         self.device = device
-        self._lock = threading.Lock()
+        # taken again where a model is collected by the thread that has it, which gives its bytes back
+        self._lock = threading.RLock()
         self._taken = 0
 
     @property

@@ -38,7 +38,7 @@ class Ledger:
     """Written by the pager's threads, read by the report."""
 
     def __init__(self, most: int = MOST_ENTRIES) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # taken again where the model is collected by the thread that has it
         self._entries: deque[Entry] = deque(maxlen=most)
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._counts: Counter[str] = Counter()

@@ -36,8 +36,9 @@ class KeptPages:
         self._kept: dict[Hashable, Kept] = {}
         self._ram: RamBudget | None = None  # the budget they were taken from
         self._returns = False
-        # guards the fields above; nothing is given back while it is held
-        self._lock = threading.Lock()
+        # guards the fields above; nothing is given back while it is held, unless the model is
+        # collected by the thread that has it
+        self._lock = threading.RLock()
         _all.add(self)
 
     @contextlib.contextmanager
@@ -84,7 +85,7 @@ class KeptPages:
 
     def lendable(self) -> int:
         with self._lock:
-            return sum(each.nbytes for each in self._kept.values())
+            return sum(each.nbytes for each in list(self._kept.values()))
 
     def relent(self, nbytes: int) -> None:
         """Give back entries until `nbytes` are free. The last one left goes first, because of

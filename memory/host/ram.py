@@ -48,7 +48,8 @@ class RamBudget:
 
     def __init__(self, total: int) -> None:
         self.total = total
-        self._lock = threading.Lock()
+        # taken again where a model is collected by the thread that has it, which gives its RAM back
+        self._lock = threading.RLock()
         self._taken = 0
         self._lenders: list[Lender] = []
         self._keepers: list[Lender] = []  # holders of RAM that no loaded model uses

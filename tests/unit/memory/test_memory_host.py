@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import mmap
 import os
 import threading
 import time
+import weakref
 
 import pytest
 import torch
@@ -115,6 +118,56 @@ def test_taking_asks_the_others_first():
     with pytest.raises(OverBudget, match=r"more still needs .* Raise the RAM budget"):
         budget.take(50, "more still")
     assert budget.taken == 70
+
+
+class Collects(Borrower):
+    """Has the collector run where the budget looks at it."""
+
+    def __eq__(self, other) -> bool:
+        gc.collect()
+        return self is other
+
+    __hash__ = Borrower.__hash__
+
+
+class CollectsToo(str):
+    __slots__ = ()
+
+    def __format__(self, _how) -> str:
+        gc.collect()
+        return str(self)
+
+
+def test_what_is_collected_by_a_thread_that_asks_a_budget_gives_back():
+    """The collector runs in whichever thread makes something, also while it asks a budget."""
+    budget, device = RamBudget(100), DeviceBudget(100, CollectsToo("the GPU"))
+
+    class Model:
+        def __init__(self) -> None:
+            self.itself = self
+            weakref.finalize(self, end, Borrower(budget, 10))
+            device.take(10)
+
+    def end(borrower):
+        borrower.relent(10)
+        budget.leave(borrower)
+        device.give_back(10)
+
+    def ask():
+        held = [Collects(budget, 10), Borrower(budget, 10)]
+        budget.join(held[0], keeps=True)
+        Model()
+        budget.leave(held[1])
+        Model()
+        with pytest.raises(OverBudget):
+            device.take(1000)
+        done.set()
+
+    done = threading.Event()
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(20)
+    assert done.is_set() and budget.taken == 20 and device.taken == 0
 
 
 def test_a_container_has_its_own_limit(tmp_path):
