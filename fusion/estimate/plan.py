@@ -225,7 +225,8 @@ class _Case:
         speed, passes, source = rates
         speed = speed if self.bus is None else replace(speed, bus=self.bus)
         blocks = Blocks(fit.sizes, fit.stored, fit.held)
-        return work.shape[0] * step_seconds(cost, speed, passes, blocks, work.prompts, fit.forwards), source
+        # A batch computes together, so the weights pass once for all of it.
+        return step_seconds(cost, speed, passes, blocks, work.shape[0] * work.prompts, fit.forwards), source
 
     def operations(self, work: Work) -> float | None:
         """Operations of a step. They scale a run at one size to another, on a card without known

@@ -25,8 +25,8 @@ class Blocks:
 
 
 def step_seconds(cost: Cost, rates: Rates, passes: Passes, blocks: Blocks, prompts: int, forwards: int) -> float:
-    """Seconds of one step of `prompts` prompts, computed in `forwards` forwards. Each forward
-    brings the weights that do not stay."""
+    """Seconds of one step of `prompts` prompts, each latent of a batch counted, computed in
+    `forwards` forwards. Each forward brings the weights that do not stay."""
     compute = prompts / forwards * compute_seconds(cost, rates, passes)
     total = sum(blocks.sizes)
     if total == 0:

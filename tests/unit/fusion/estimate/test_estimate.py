@@ -287,6 +287,16 @@ def test_on_a_card_that_is_predicted(streamed: Any, monkeypatch: pytest.MonkeyPa
     assert few.work.prompts == 1 and few.total < found.total / 8
 
 
+def test_weights_pass_once_for_a_batch(streamed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its latents are computed in one forward: where the bus is waited for, four take as long as one."""
+    monkeypatch.setattr(plan, "card_of", lambda _device: TURING)
+    monkeypatch.setattr(type(streamed.stream.residency.ledger), "rate", lambda _self: 1e6)
+    one, four = (estimate(streamed, (batch, *LATENT[1:]), 20, 1) for batch in (1, 4))
+    assert one.source is four.source is Source.PREDICTED
+    assert four.fit is not None and four.fit.forwards == 1 and four.fit.passes > 0
+    assert four.seconds == pytest.approx(one.seconds, rel=0.05)
+
+
 def test_of_work_that_is_left_out_as_it_runs_the_most_is_told(streamed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Draft, and either of its nodes behind the loader: with all of the work it takes as long as Fastest."""
     monkeypatch.setattr(plan, "card_of", lambda _device: TURING)
