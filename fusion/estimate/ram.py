@@ -25,12 +25,13 @@ from .fit import Fit, Verdict
 class RamFit:
     """All in bytes.
 
-    room     of RAM for weights: what is free, page cache included, and what our models have
-             registered
-    pinned   the part of it that may be registered
-    passing  weights that cross the bus in each forward, as they are stored
-    model    the model's file
-    beside   the other files of the workflow
+    room      of RAM for weights: what is free, page cache included, and what our models have
+              registered
+    pinned    the part of it that may be registered
+    passing   weights that cross the bus in each forward, as they are stored
+    model     the model's file
+    beside    the other files of the workflow
+    forwards  of a step
     """
 
     room: int
@@ -38,15 +39,23 @@ class RamFit:
     passing: int
     model: int
     beside: tuple[int, ...] = ()
+    forwards: int = 1
 
     @property
     def files(self) -> int:
         return self.model + sum(self.beside)
 
     @property
+    def passing_each_step(self) -> int:
+        """Weights that cross the bus in all forwards of a step."""
+        return self.forwards * self.passing
+
+    @property
     def read_each_step(self) -> int:
-        """From the disk, in each forward."""
-        return 0 if self.passing <= self.room else self.passing - min(self.pinned, self.room)
+        """From the disk, in all forwards of a step."""
+        if self.passing <= self.room:
+            return 0
+        return self.forwards * (self.passing - min(self.pinned, self.room))
 
     @property
     def read_each_prompt(self) -> int:
@@ -58,4 +67,5 @@ def ram_fit(fit: Fit, model: int, beside: Sequence[int] = ()) -> RamFit:
     """What this machine's RAM holds. model: bytes of the model's file. beside: of the others."""
     most, taken = pinnable()
     passing = 0 if fit.verdict is Verdict.WHOLE else fit.model - fit.held + fit.window
-    return RamFit(measure_ram().available + taken, most, int(max(0, passing) * fit.stored), model, tuple(beside))
+    passing = int(max(0, passing) * fit.stored)
+    return RamFit(measure_ram().available + taken, most, passing, model, tuple(beside), fit.forwards)

@@ -81,8 +81,8 @@ def ram(found: RamFit) -> str:
     told = [f"room for {size(found.room)}, files of {size(found.files)}"]
     if found.read_each_step:
         told.append(
-            f"{size(found.passing)} of the model pass in each step, of which {size(found.read_each_step)} come from the disk "
-            "each time: a smaller file, or more RAM, is faster"
+            f"{size(found.passing_each_step)} of the model pass in each step, of which "
+            f"{size(found.read_each_step)} come from the disk each time: a smaller file, or more RAM, is faster"
         )
     if found.read_each_prompt:
         told.append(f"a new prompt reads about {size(found.read_each_prompt)} from the disk again")

@@ -54,6 +54,13 @@ def test_32_gb_for_the_same(machine: Any) -> None:
     assert "each time" not in words.ram(found)
 
 
+def test_a_step_of_two_forwards_reads_twice(machine: Any) -> None:
+    machine(16, 13)
+    found = ram_fit(replace(FIT, forwards=2), 20 * GIB, [12 * GIB, GIB])
+    assert (found.read_each_step, found.read_each_prompt) == (12 * GIB, 24 * GIB)
+    assert "30.00 GiB of the model pass in each step, of which 12.00 GiB" in words.ram(found)
+
+
 def test_64_gb_keep_all(machine: Any) -> None:
     machine(64, 60)
     found = ram_fit(FIT, 20 * GIB, [12 * GIB, GIB])
