@@ -12,6 +12,7 @@ import comfy.model_management as management
 import comfy.model_patcher
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from ...kernels_cuda import KernelPolicy
 from ...kernels_cuda.modules import Table, fuse
@@ -29,20 +30,41 @@ OF_MODELS = {
     "comfy.ldm.depth_anything_3.model.DepthAnything3Net": ("",),
 }
 
+# What stock's patchers note on the network that they hold, which is the outermost.
+OF_PATCHERS = {
+    *("device", "model_loaded_weight_memory", "lowvram_patch_counter", "model_lowvram", "current_weight_patches_uuid"),
+    *("model_offload_buffer_memory", "current_patcher", *OF_DYNAMIC),
+}
+
 
 class InHalf(nn.Module):
-    """A network that computes in its own type, channels-last, as our kernels want it. Inputs and
-    outputs have the caller's type."""
+    """A network that computes in its own type, channels-last, as our kernels want it. Outputs have
+    the inputs' type, and are contiguous where these are.
+
+    The network's attributes are found in it, too, because spandrel asks some for mode or scale.
+    """
 
     def __init__(self, net: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()
         self.net, self.dtype = net, dtype
 
-    def forward(self, x: Any) -> Tensor:
-        """x: a tensor, or a list of tensors."""
+    def forward(self, x: Any) -> Any:
+        """x: a tensor, or a list of tensors. Returns a tensor, or several as the network does, of
+        which spandrel takes the picture."""
         first = x if isinstance(x, Tensor) else x[0]
-        made: Tensor = self.net(self._inward(x) if isinstance(x, Tensor) else [self._inward(t) for t in x])
-        return made.to(first.dtype)
+        made = self.net(self._inward(x) if isinstance(x, Tensor) else [self._inward(t) for t in x])
+        format = torch.contiguous_format if first.is_contiguous() else torch.preserve_format
+        return tree_map_only(
+            Tensor, lambda t: t.to(first.dtype if t.is_floating_point() else t.dtype, memory_format=format), made
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "net" or name in OF_PATCHERS or name.startswith("_"):
+                raise
+            return getattr(super().__getattr__("net"), name)
 
     def _inward(self, t: Tensor) -> Tensor:
         format = torch.channels_last if t.ndim == 4 else torch.preserve_format
@@ -138,7 +160,11 @@ def _capture(net: nn.Module) -> None:
 
 def _ready(net: nn.Module) -> nn.Module:
     """Lay out weights channels-last, as the kernels read them, so that no second copy is kept."""
-    return net.eval().requires_grad_(False).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+    for part in net.modules():
+        for t in part.parameters(recurse=False):
+            if t.ndim == 4:  # torch's own conversion of a network fails at five dimensions
+                t.data = t.data.contiguous(memory_format=torch.channels_last)
+    return net.eval().requires_grad_(False)
 
 
 def _patcher(net: nn.Module, like: Any) -> Any:

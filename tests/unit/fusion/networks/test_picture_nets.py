@@ -15,6 +15,10 @@ from comfy_extras import nodes_depth_anything_3
 from comfy_extras.nodes_bg_removal import RemoveBackground
 from comfy_extras.nodes_upscale_model import ImageUpscaleWithModel
 from spandrel import ModelLoader
+from spandrel.architectures.DnCNN import DnCNN
+from spandrel.architectures.FBCNN import FBCNN
+from spandrel.architectures.FFTformer import FFTformer
+from spandrel.architectures.IPT import IPT
 from taped import TapingRecorder
 from torch import nn
 
@@ -105,6 +109,30 @@ def test_where_halves_are_not_wanted_it_computes_as_stock_does(stocks):
         patch.setattr(management, "should_use_fp16", lambda *_: True)
         made, _ = picture_nets.fused(overflows, KernelPolicy())
     assert {t.dtype for t in made.model.parameters()} == {torch.float32}
+
+
+# What spandrel does with a network besides calling it with a picture, and weights that are no convolution's.
+OTHERS = {
+    "asked for its mode": lambda: DnCNN(in_nc=4, out_nc=3, nc=8, act_mode="R", mode="FDnCNN"),
+    "returns several": lambda: FBCNN(nc=[8, 8, 8, 512]),
+    "has weights of five dimensions": lambda: FFTformer(dim=8, num_blocks=[1, 1, 1], num_refinement_blocks=1),
+    "told its scale": lambda: IPT(
+        patch_size=48, patch_dim=3, num_heads=4, num_layers=1, n_feats=4, scale=[2], num_queries=1
+    ),
+}
+
+
+@pytest.mark.parametrize("of", OTHERS)
+def test_a_network_that_is_more_than_called_is_stocks(of, halves):
+    torch.manual_seed(5)
+    stocks = ModelLoader().load_from_state_dict(OTHERS[of]().state_dict()).eval()
+    cpu = torch.device("cpu")
+    stocks.patcher = comfy.model_patcher.CoreModelPatcher(stocks.model, load_device=cpu, offload_device=cpu)
+    stocks.model.model_loaded_weight_memory = 5  # noted by stock's patcher while it is loaded
+    made, table = picture_nets.fused(stocks, KernelPolicy())
+    assert table.replaced and made.patcher.loaded_size() == 0
+    image = torch.rand(1, 52, 49, 3)
+    torch.testing.assert_close(upscaled(made, image), upscaled(stocks, image), atol=0.01, rtol=0.01)
 
 
 def test_the_node_gives_model_and_report(stocks, halves):
