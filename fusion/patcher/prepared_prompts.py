@@ -114,7 +114,7 @@ def sum_of_bits(x: Tensor) -> int:
     """A sum of all bits of a tensor, each word of 32 bits times an odd factor of its own, modulo 2^64: two
     tensors that were not made for it have another one."""
     stored = x.detach().contiguous().reshape(-1).view(torch.uint8)
-    if stored.numel() % 4:  # else padding would copy all of it
+    if stored.numel() % 4 or stored.storage_offset() % 4:  # else padding would copy all of it
         stored = torch.nn.functional.pad(stored, (0, -stored.numel() % 4))
     words = stored.view(torch.int32)
     draw = torch.Generator().manual_seed(SEED)
