@@ -104,7 +104,7 @@ def text_encoder(
     with build.naming_files(source):
         given = _Given(as_read(file.tensors(), kind) for file in files)  # stock renames the tensors in this list
         wide = list(map(filling.is_wide, given))
-        with naming_each(headers), build.dropping_bytes(), quietly:
+        with naming_each(headers), build.dropping_bytes(), quietly, _staying():
             clip: Any = comfy.sd.load_text_encoder_state_dicts(
                 given, request.embedding_folders, kind, model_options={**options, **_where()}, disable_dynamic=True
             )
@@ -129,6 +129,16 @@ def text_of_checkpoint(
         model = clip.cond_stage_model
         loads = partial(model.load_state_dict, tensors, strict=False, assign=True)
         return clip, _divided(source, model, [_Loaded(EncoderFile(source, is_known), loads, was_asked)])
+
+
+@contextlib.contextmanager
+def _staying() -> Iterator[None]:
+    """Raise `NotStreamable` if stock moves a text encoder while it builds it, because stand-ins have
+    no bytes to move. It does so for a type that it does not cast on the device, such as FP64."""
+    try:
+        yield
+    except NotImplementedError as error:  # torch's, of a tensor on the meta device
+        raise NotStreamable("ComfyUI knows no cast from the type of its weights on this device") from error
 
 
 def _where() -> Mapping[str, torch.device]:

@@ -99,6 +99,15 @@ def test_the_loader_streams_when_it_is_asked_to(path: str) -> None:
     assert torch.equal(encode(clip), encode(fusion.load_text_encoder(path, [])))
 
 
+def test_what_stock_would_move_does_not_stream(path: str, tmp_path: Path) -> None:
+    """It casts no FP64, and so takes a text encoder of that to the CPU while it builds it."""
+    wide = str(tmp_path / "umt5_fp64.safetensors")
+    save_file({name: t.double() if t.is_floating_point() else t for name, t in load_file(path).items()}, wide)
+    assert torch.equal(encode(fusion.load_text_encoder(wide, [], vram_budget=-1.0)), encode(load_stock(wide)))
+    with pytest.raises(NotStreamable, match=r"umt5_fp64.safetensors: ComfyUI knows no cast .* vram_budget to 0"):
+        fusion.load_text_encoder(wide, [], vram_budget=0.5)
+
+
 def test_patches_of_the_token_embedding(path: str, stock: Any) -> None:
     """Of the rows that are read."""
     for patch in ((torch.randn(512, 16),), ("diff", (torch.randn(512, 16),)), ("set", (torch.randn(512, 16),))):
