@@ -230,6 +230,10 @@ def test_a_model_that_is_gone_and_a_server_that_does_not_answer_are_said(front: 
     front.page.mouse.move(900, 400)
     panel.hover()
     expect(panel.get_by_role("status")).to_contain_text("did not answer: 502")
+    front.page.unroute("**/fusestream/models")
+    front.page.mouse.move(900, 400)
+    panel.hover()
+    expect(panel.get_by_role("status")).to_have_text("")
     assert all("404" in problem or "502" in problem for problem in front.problems)
     front.problems.clear()  # the browser notes each
 

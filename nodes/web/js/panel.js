@@ -70,6 +70,7 @@ class Panel {
         button(this.element, translatedLabel(MENU_LABEL), showDoctor)
         this.reports = []
         this.looking = undefined
+        this.isUnanswered = false // said is that the server did not answer
         this.last = 0
         this.element.addEventListener("pointerenter", () => this.look()) // other buttons of the page unload models too
         this.element.addEventListener("keydown", event => event.stopPropagation()) // the canvas has shortcuts
@@ -100,8 +101,11 @@ class Panel {
             const [{ models }, reports] = await Promise.all([asked("/fusestream/models"), askedReports()])
             this.#showModels(models)
             this.#showRuns(reports)
+            if (this.isUnanswered) this.said.textContent = ""
+            this.isUnanswered = false
         } catch (error) {
             this.said.textContent = words("noAnswer", { error: error.message })
+            this.isUnanswered = true
         }
     }
 
@@ -144,6 +148,7 @@ class Panel {
 
     async #release({ id, name }) {
         this.said.textContent = ""
+        this.isUnanswered = false
         try {
             const answer = await api.fetchApi("/fusestream/models/release", {
                 method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ id }),
