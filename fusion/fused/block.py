@@ -94,6 +94,12 @@ def unserved(x: Tensor, types: Container[torch.dtype] = (torch.float16,)) -> str
     return None
 
 
+def is_overridden(own: Mapping[str, Any], *hooks: Mapping[int, Any]) -> bool:
+    """Whether another node computes something at or around a module. own: its __dict__. hooks: both kinds
+    of its hooks."""
+    return "forward" in own or "_conv_forward" in own or any(hooks)
+
+
 class Code:
     """The methods that compute in the classes of some modules, at the time when these were fused."""
 
@@ -183,7 +189,7 @@ class Parts:
     def _name_of_replaced(self) -> str | None:
         was = {id(own): geometry for own, geometry in zip(self._convolving, self._as_fused, strict=True)}
         for name, own, hooks, hooks_before in self._calls:
-            if "forward" in own or "_conv_forward" in own or hooks or hooks_before:
+            if is_overridden(own, hooks, hooks_before):
                 return f"another node has replaced {name}"
             if id(own) in was and CONVOLVES(own) != was[id(own)]:
                 return f"another node has replaced {name}"

@@ -7,7 +7,6 @@ tensor, or keeps something from one call for the next, must be noticed.
 
 from __future__ import annotations
 
-import dataclasses
 import weakref
 from collections.abc import Hashable, Iterator, Mapping
 from itertools import zip_longest
@@ -16,6 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...gpu.call_key import is_plain
+from ..weights import scales
 from ..weights.storage import is_quantised, stored
 
 Place = tuple[dict[str, Any], str]
@@ -73,8 +73,7 @@ class Unchanged:
 def _address(tensor: Any) -> Hashable:
     if tensor is None or not is_quantised(tensor):
         return None if tensor is None else tensor.data_ptr()
-    beside = (getattr(tensor._params, field.name) for field in dataclasses.fields(tensor._params))
-    return tensor._qdata.data_ptr(), *(one.data_ptr() for one in beside if isinstance(one, Tensor))
+    return stored(tensor).data_ptr(), *(scale.data_ptr() for _, scale in scales.tensors(tensor._params))
 
 
 def lasting(kept: Kept) -> frozenset[int]:

@@ -32,9 +32,9 @@ OF_MODELS = {
 
 # What stock's patchers note on the network that they hold, which is the outermost.
 OF_PATCHERS = {
-    *("device", "model_loaded_weight_memory", "lowvram_patch_counter", "model_lowvram", "current_weight_patches_uuid"),
-    *("model_offload_buffer_memory", "current_patcher", *OF_DYNAMIC),
-}
+    "device", "model_loaded_weight_memory", "lowvram_patch_counter", "model_lowvram", "current_weight_patches_uuid",
+    "model_offload_buffer_memory", "current_patcher", *OF_DYNAMIC,
+}  # fmt: skip
 
 
 class InHalf(nn.Module):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ...kernels_cuda import KernelPolicy
-from ..fused.block import HandBack
+from ..fused.block import HandBack, is_overridden
 from .memory_limits import HELD, LIMIT, OTHERS, Leftovers, Result, on_card, weight_bytes
 
 HAND_BACK = HandBack("vae", "fused ops", "this VAE", "compute as another node has changed it", "stock's computation")
@@ -86,8 +86,7 @@ class Request:
 def is_changed(part: Any) -> bool:
     """Whether another node has changed how a layer computes, as those for seamless pictures do. Told
     from the layer alone, because the node may have copied the VAE before."""
-    own = part.__dict__
-    if "forward" in own or "_conv_forward" in own or part._forward_hooks or part._forward_pre_hooks:
+    if is_overridden(part.__dict__, part._forward_hooks, part._forward_pre_hooks):
         return True
     if not isinstance(part, nn.Conv2d | nn.Conv3d):
         return False

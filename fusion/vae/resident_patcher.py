@@ -127,11 +127,9 @@ def hold(
 def hold_alone(model: nn.Module, device: torch.device, parts: tuple[str, ...], others: tuple[str, ...]) -> None:
     """Keep only these parts of a held model on the device, and return others to the file's tensors,
     because the present work does not use them. A model that is not held stays as it is."""
-    held: dict[str, Held] | None = model.__dict__.get(HELD)
-    if held:
-        if STAYS not in model.__dict__:
-            let_go(model, others)
-        hold(model, device, parts)
+    if model.__dict__.get(HELD) and STAYS not in model.__dict__:
+        let_go(model, others)
+    hold_too(model, device, parts)
 
 
 def stay(model: nn.Module, device: torch.device) -> None:

@@ -63,8 +63,7 @@ def without_file(paged: tuple[PagedScale, ...]) -> tuple[PagedScale, ...]:
 
 def on_device(params: Any, device: torch.device) -> Any:
     """The same parameters with all scales on a device that are not paged."""
-    found = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
-    moved = {name: value.to(device) for name, value in found.items() if isinstance(value, Tensor) and not value.is_meta}
+    moved = {name: scale.to(device) for name, scale in tensors(params) if not scale.is_meta}
     return dataclasses.replace(params, **moved)
 
 
@@ -82,8 +81,15 @@ def as_parameter(weight: Any) -> nn.Parameter:
     return found
 
 
-def _unread(params: Any) -> Iterator[tuple[str, StandIn]]:
+def tensors(params: Any) -> Iterator[tuple[str, Tensor]]:
+    """The tensors among ComfyUI's parameters of a quantised weight, by field."""
     for field in dataclasses.fields(params):
         value = getattr(params, field.name)
-        if isinstance(value, StandIn):
+        if isinstance(value, Tensor):
             yield field.name, value
+
+
+def _unread(params: Any) -> Iterator[tuple[str, StandIn]]:
+    for field, scale in tensors(params):
+        if isinstance(scale, StandIn):
+            yield field, scale

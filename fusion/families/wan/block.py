@@ -202,9 +202,9 @@ def block(
     patches = options.get("patches", {}).get("attn2_patch", ())
     for patch in patches:
         x = patch({"x": x, "transformer_options": options})
-    # A patch may keep what it was given, or what it gave.
-    into = x.new_empty(x.shape) if patches else None
-    out: Tensor = within(module.ffn, fed_forward, module, policy, x, ffn_shift, ffn_scale, ffn_gate, options, into)
+    if patches:
+        x = x.clone()  # a patch may keep what it was given, or what it gave
+    out: Tensor = within(module.ffn, fed_forward, module, policy, x, ffn_shift, ffn_scale, ffn_gate, options)
     return out
 
 
@@ -240,28 +240,12 @@ def seen_by_text(
 
 
 def fed_forward(
-    module: Any,
-    policy: KernelPolicy,
-    x: Tensor,
-    shift: Tensor,
-    scale: Tensor,
-    gate: Tensor,
-    options: Options,
-    into: Tensor | None = None,
+    module: Any, policy: KernelPolicy, x: Tensor, shift: Tensor, scale: Tensor, gate: Tensor, options: Options
 ) -> Tensor:
-    """x [batch, tokens, dim] plus its feed-forward, in place, or written into a tensor like it."""
+    """x [batch, tokens, dim] plus its feed-forward, in place."""
     normed = Normed(x, scale, shift, eps=module.norm2.eps)
     pieces = options.get(PIECES, CHUNK_BYTES)
-    return feed_forward(
-        normed,
-        module.ffn[0],
-        module.ffn[2],
-        policy,
-        residual=x,
-        gate=gate,
-        out=x if into is None else into,
-        pieces=pieces,
-    )
+    return feed_forward(normed, module.ffn[0], module.ffn[2], policy, residual=x, gate=gate, out=x, pieces=pieces)
 
 
 def self_attention(
